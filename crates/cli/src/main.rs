@@ -1,0 +1,3 @@
+//! The `autokernel` program.
+
+fn main() {}

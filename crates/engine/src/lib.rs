@@ -1,0 +1,1 @@
+//! The loop: capture, tasks, agents, judge, assemble, gate.

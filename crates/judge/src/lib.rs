@@ -1,0 +1,1 @@
+//! Is a kernel correct, is it faster. Knows no agent.

@@ -1,0 +1,1 @@
+//! The search agent: regions become loops, loops become kernels.

@@ -1,0 +1,15 @@
+//! Child processes: start, confine, talk; the toolchain; the roles.
+//!
+//! The only crate with `unsafe`. The parent half (handles) and the child half (roles that the
+//! program re-executes itself for) live side by side, one module a subject.
+#![expect(unsafe_code, reason = "system calls, memory maps and calls into kernels end here")]
+
+pub mod admission;
+pub mod memory;
+pub mod python;
+pub mod roles;
+pub mod runner;
+pub mod sandbox;
+pub mod toolchain;
+
+pub use roles::child_main;
