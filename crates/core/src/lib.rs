@@ -9,5 +9,8 @@ pub mod graph;
 pub mod kernel_file;
 pub mod plan;
 pub mod region;
+pub mod readable;
 pub mod stats;
+pub mod task;
 pub mod verdict;
+mod words;

@@ -1,1 +1,25 @@
 //! Is a kernel correct, is it faster. Knows no agent.
+//!
+//! The way of a candidate: [`correctness`] builds, admits and runs it in a confined runner and checks
+//! every output against the [`truth`]; [`screen`] times the same calls, for ranking only; [`verdict`]
+//! compares the packaged form with the best baseline over pairs of fresh processes and leaves
+//! [`evidence`], from which the verdict can be decided again offline.
+//!
+//! Every comparison is made here, from copied bytes, while the candidate's process stands still.
+
+pub mod correctness;
+pub mod error;
+pub mod evidence;
+pub mod fault;
+pub mod lock;
+pub mod metrics;
+pub mod round;
+pub mod screen;
+pub mod secret;
+pub mod source;
+pub mod truth;
+pub mod verdict;
+
+pub use correctness::{Judge, JudgedTask};
+pub use error::JudgeError;
+pub use screen::{ScreenOutcome, Screened};

@@ -5,11 +5,13 @@
 #![expect(unsafe_code, reason = "system calls, memory maps and calls into kernels end here")]
 
 pub mod admission;
+mod child;
 pub mod memory;
 pub mod python;
 pub mod roles;
 pub mod runner;
 pub mod sandbox;
 pub mod toolchain;
+mod wire;
 
 pub use roles::child_main;

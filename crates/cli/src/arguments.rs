@@ -1,0 +1,151 @@
+//! The command line as data.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Makes a PyTorch model faster, with proof.
+#[derive(Debug, Parser)]
+#[command(name = "autokernel", version, arg_required_else_help = true, propagate_version = true)]
+pub(crate) struct Arguments {
+    /// How results are printed; progress always goes to stderr.
+    #[arg(long, value_enum, default_value = "text", global = true)]
+    pub(crate) format: Format,
+    /// Print no progress.
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Tables for people.
+    Text,
+    /// One JSON document on stdout, nothing else; see docs/json.md.
+    Json,
+}
+
+/// Which Python runs the model.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct PythonArguments {
+    /// Interpreter that can import the model; default: $AUTOKERNEL_PYTHON, the active environment, .venv, python3.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) python: Option<PathBuf>,
+    /// Make an own environment with torch (about 6 GB on disk) when no usable one is found.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+/// Which model.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ModelArguments {
+    /// `file.py` (with Model, get_inputs and get_init_inputs, or build()), `file.py:Name`, or `package.module:factory`.
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// An input's shape and element type, such as 1x128:int64; once for each positional input.
+    #[arg(long = "input", value_name = "SHAPE:DTYPE")]
+    pub(crate) inputs: Vec<String>,
+    /// Threads of the model and of every kernel [default: all cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Seed of the model's factories.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) python: PythonArguments,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make a model faster: find the costly parts, write and measure kernels, give back a package.
+    Optimize {
+        #[command(flatten)]
+        model: ModelArguments,
+        /// Where it runs; this version knows the CPU.
+        #[arg(long, value_enum, default_value = "cpu")]
+        device: Device,
+        /// Who writes kernels; this version has the search agent.
+        #[arg(long, value_enum, default_value = "auto")]
+        agent: Agent,
+        /// Time for the search, such as 10m, 90s, 1h; measuring the whole model comes on top.
+        #[arg(long, default_value = "10m", value_parser = autokernel_engine::parse_budget, value_name = "TIME")]
+        budget: std::time::Duration,
+        /// Folder of the package [default: packages/RUN]; must not exist.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
+    /// Show where a model's time goes and what could be won.
+    Profile {
+        #[command(flatten)]
+        model: ModelArguments,
+    },
+    /// Measure every claim of a package again, side by side, on this machine.
+    Bench {
+        /// Folder of the package.
+        #[arg(value_name = "PACKAGE")]
+        package: PathBuf,
+        /// The model, when its file is no longer where it was.
+        #[arg(long, value_name = "MODEL")]
+        model: Option<String>,
+        #[command(flatten)]
+        python: PythonArguments,
+    },
+    /// Print what an agent is given for one region.
+    Brief {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN")]
+        run: String,
+        /// A region's hash, the beginning of it, or its rank from 0.
+        #[arg(value_name = "REGION")]
+        region: String,
+    },
+    /// Put one kernel file before the judge.
+    Judge {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN")]
+        run: String,
+        /// A region's hash, the beginning of it, or its rank from 0.
+        #[arg(value_name = "REGION")]
+        region: String,
+        /// The kernel file.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        python: PythonArguments,
+    },
+    /// List runs.
+    Runs,
+    /// Go on with a run that was stopped or killed.
+    Resume {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN", default_value = "last")]
+        run: String,
+        #[command(flatten)]
+        python: PythonArguments,
+    },
+    /// Check this machine: Python, torch, compiler, confinement, cores and rates.
+    Doctor {
+        #[command(flatten)]
+        python: PythonArguments,
+    },
+}
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// The processor.
+    Cpu,
+}
+
+/// Who writes kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Agent {
+    /// The search agent.
+    Auto,
+    /// The search agent.
+    Search,
+}

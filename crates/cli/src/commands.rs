@@ -1,0 +1,149 @@
+//! One function a command: arguments to engine, result to stdout.
+
+use std::path::{Path, PathBuf};
+
+use autokernel_engine::{Brief, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, judge_file, optimize, profile, resume};
+use autokernel_store::{RunStatus, Store};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::arguments::{Arguments, Command, Format, ModelArguments, PythonArguments};
+use crate::exit::Failure;
+use crate::progress::Lines;
+use crate::tables::{self, line};
+
+/// Runs the command.
+pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
+    let format = arguments.format;
+    let mut lines = Lines::new(arguments.quiet);
+    match arguments.command {
+        Command::Optimize { model, budget, out, .. } => {
+            let out = package_folder(out)?;
+            let choice = choice(&model.python);
+            let tools = Tools::find(&choice, model.threads.map(usize::from), &mut lines)?;
+            let options = OptimizeOptions {
+                model: spec(&model),
+                python: model.python.python.clone(),
+                budget_s: budget.as_secs(),
+                out,
+                threads: tools.threads,
+                seed: model.seed,
+            };
+            let mut store = open_store()?;
+            let report = optimize(&tools, &options, &mut store, &mut lines)?;
+            show(format, &report, tables::optimize)
+        }
+        Command::Resume { run, python } => {
+            let mut store = open_store()?;
+            let report = resume(&choice(&python), &mut store, &run, &mut lines)?;
+            show(format, &report, tables::optimize)
+        }
+        Command::Profile { model } => {
+            let tools = Tools::find(&choice(&model.python), model.threads.map(usize::from), &mut lines)?;
+            let report = profile(&tools, &spec(&model), model.seed, &mut lines)?;
+            show(format, &report, tables::profile)
+        }
+        Command::Bench { package, model, python } => {
+            let tools = Tools::find(&choice(&python), None, &mut lines)?;
+            let report = bench(tools, &package, model.as_deref(), &mut lines)?;
+            let holds = report.claims.iter().all(|claim| claim.holds);
+            show(format, &report, tables::bench)?;
+            if holds { Ok(()) } else { Err(Failure::not_confirmed()) }
+        }
+        Command::Brief { run, region } => {
+            let report = brief(&open_store()?, &run, &region)?;
+            show(format, &report, |report: &Brief| line(report.text.trim_end()))
+        }
+        Command::Judge { run, region, file, python } => {
+            let text = read_kernel_file(&file)?;
+            let mut store = open_store()?;
+            let report = judge_file(&choice(&python), &mut store, &run, &region, &text, &mut lines)?;
+            let faster = report.verdict == "faster";
+            show(format, &report, |report| line(report.text.trim_end()))?;
+            if faster { Ok(()) } else { Err(Failure::not_confirmed()) }
+        }
+        Command::Runs => runs(format),
+        Command::Doctor { python } => {
+            let report = doctor(&choice(&python));
+            let fine = report.fine;
+            show(format, &report, |report| line(report.text.trim_end()))?;
+            if fine { Ok(()) } else { Err(Failure::not_confirmed()) }
+        }
+    }
+}
+
+fn show<T: Serialize>(format: Format, report: &T, text: impl FnOnce(&T)) -> Result<(), Failure> {
+    match format {
+        Format::Json => line(&serde_json::to_string_pretty(report)?),
+        Format::Text => text(report),
+    }
+    Ok(())
+}
+
+fn open_store() -> Result<Store, Failure> {
+    Ok(Store::open(&Store::default_root())?)
+}
+
+fn choice(python: &PythonArguments) -> PythonChoice {
+    PythonChoice { explicit: python.python.clone(), may_make: python.yes }
+}
+
+fn spec(model: &ModelArguments) -> ModelSpec {
+    ModelSpec::new(&model.model, model.inputs.clone())
+}
+
+/// Where the package goes; an empty path means "named after the run".
+fn package_folder(out: Option<PathBuf>) -> Result<PathBuf, Failure> {
+    match out {
+        Some(path) if path.exists() => {
+            Err(Failure::usage(format!("{} exists already", path.display()), "name a folder that does not exist; nothing is overwritten"))
+        }
+        Some(path) => Ok(std::path::absolute(&path).unwrap_or(path)),
+        None => Ok(PathBuf::new()),
+    }
+}
+
+fn read_kernel_file(path: &Path) -> Result<String, Failure> {
+    let bytes = fs_err::read(path).map_err(|error| Failure::usage(error.to_string(), "name a kernel file"))?;
+    String::from_utf8(bytes).map_err(|_| Failure::usage(format!("{} is not UTF-8 text", path.display()), "a kernel file is source text"))
+}
+
+fn runs(format: Format) -> Result<(), Failure> {
+    let store = open_store()?;
+    let rows = store.runs()?;
+    if format == Format::Json {
+        let list: Vec<_> = rows
+            .iter()
+            .map(|run| {
+                json!({
+                    "run": run.id, "created": run.created, "status": run.status,
+                    "model": run.options.get("model"), "chosen": run.result.as_ref().and_then(|result| result.pointer("/model/chosen")),
+                    "speedup": run.result.as_ref().and_then(|result| result.pointer("/model/speedup")),
+                    "package": run.result.as_ref().and_then(|result| result.get("package")),
+                })
+            })
+            .collect();
+        line(&serde_json::to_string_pretty(&json!({ "schema": "autokernel.runs/1", "runs": list }))?);
+        return Ok(());
+    }
+    if rows.is_empty() {
+        line("No runs yet. `autokernel optimize MODEL` makes one.");
+    }
+    for run in rows {
+        let status = match run.status {
+            RunStatus::Running => "running or killed",
+            RunStatus::Finished => "finished",
+            RunStatus::Interrupted => "interrupted",
+            RunStatus::Failed => "failed",
+        };
+        let speedup = run
+            .result
+            .as_ref()
+            .and_then(|result| result.pointer("/model/speedup/vs_eager/value"))
+            .and_then(serde_json::Value::as_f64)
+            .map(|value| format!("  {value:.2}x over eager"))
+            .unwrap_or_default();
+        line(&format!("{}  {}  {status}{speedup}", run.id, run.created));
+    }
+    Ok(())
+}

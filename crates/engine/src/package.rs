@@ -1,0 +1,179 @@
+//! Assembling a package: a folder that needs only torch.
+
+use std::path::{Path, PathBuf};
+
+use autokernel_core::kernel_file::{KernelFile, Params, VEC_HEADER};
+use autokernel_core::plan::Plan;
+use autokernel_core::region::Region;
+use autokernel_worker::python::bridge_files;
+use autokernel_worker::toolchain::Artefact;
+use serde::{Deserialize, Serialize};
+
+use crate::error::EngineError;
+
+/// The schema string of `manifest.json`.
+pub const PACKAGE_SCHEMA: &str = "autokernel.package/1";
+
+/// Bridge files that a package needs to run: everything but the oracle's side.
+const LEFT_OUT: &[&str] = &["oracle.py", "zygote.py", "inputs.py", "probe.py", "__main__.py", "wire.py", "model.py", "profile.py"];
+
+/// A kernel that goes into a package.
+#[derive(Clone, Debug)]
+pub struct Winner {
+    /// The region that it replaces.
+    pub region: Region,
+    /// Its kernel file.
+    pub file: KernelFile,
+    /// Chosen parameter values.
+    pub params: Params,
+    /// Its plan for the region's shapes.
+    pub plan: Plan,
+    /// What the builder made.
+    pub artefact: Artefact,
+}
+
+/// `manifest.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// `autokernel.package/1`.
+    pub schema: String,
+    /// The form that the gate chose.
+    pub form: String,
+    /// The torch that it was tuned with.
+    pub torch: String,
+    /// The kernels.
+    pub regions: Vec<ManifestRegion>,
+}
+
+/// One kernel of a package.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestRegion {
+    /// The pattern that it replaces.
+    pub region: Region,
+    /// The kernel file, relative to the package.
+    pub file: String,
+    /// The artefact, relative to the package.
+    pub artefact: String,
+    /// Chosen parameter values.
+    pub params: Params,
+    /// Its launches for the region's shapes.
+    pub plan: Plan,
+    /// What the artefact relies on.
+    pub guards: Guards,
+}
+
+/// Facts that the artefact relies on; where one does not hold, the original operators run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Guards {
+    /// Processor features of the tuned machine that change code generation.
+    pub cpu_features: Vec<String>,
+    /// Least alignment of every tensor in bytes, 1 for none.
+    pub alignment: u64,
+}
+
+/// Features by which compilers choose instructions; a machine that lacks one can't run the artefact.
+const CODE_FEATURES: &[&str] = &[
+    "sse4_1", "sse4_2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd",
+    "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", "avx512_vnni", "avx512ifma", "avx512_bitalg", "avx512_vpopcntdq",
+    "gfni", "vaes", "vpclmulqdq", "asimd", "asimdhp", "sve", "bf16",
+];
+
+/// Writes a package to `dir`, which must not exist: made beside under another name, then renamed,
+/// so that a killed run leaves no half package.
+pub fn assemble(
+    dir: &Path,
+    form: &str,
+    torch: &str,
+    features: &[String],
+    winners: &[Winner],
+    extra: &[(&str, String)],
+) -> Result<PathBuf, EngineError> {
+    let parent = dir.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs_err::create_dir_all(parent)?;
+    let making = tempfile::Builder::new().prefix(".autokernel-package-").tempdir_in(parent)?;
+    let root = making.path();
+    for folder in ["_runtime", "kernels", "artefacts", "include/autokernel"] {
+        fs_err::create_dir_all(root.join(folder))?;
+    }
+    for (name, text) in bridge_files().iter().filter(|(name, _)| !LEFT_OUT.contains(name)) {
+        fs_err::write(root.join("_runtime").join(name), text)?;
+    }
+    fs_err::write(root.join("include/autokernel/vec.h"), VEC_HEADER)?;
+    fs_err::write(root.join("__init__.py"), PACKAGE_INIT)?;
+
+    let mut regions = vec![];
+    for winner in winners {
+        let file = format!("kernels/{}.{}", winner.region.id, winner.file.language.extension());
+        let artefact = format!("artefacts/{}.so", &winner.artefact.id[..16.min(winner.artefact.id.len())]);
+        fs_err::write(root.join(&file), &winner.file.source)?;
+        fs_err::write(root.join(&artefact), &winner.artefact.bytes)?;
+        regions.push(ManifestRegion {
+            region: winner.region.clone(),
+            file,
+            artefact,
+            params: winner.params.clone(),
+            plan: winner.plan.clone(),
+            guards: Guards {
+                cpu_features: features.iter().filter(|name| CODE_FEATURES.contains(&name.as_str())).cloned().collect(),
+                alignment: 1,
+            },
+        });
+    }
+    let manifest = Manifest { schema: PACKAGE_SCHEMA.to_owned(), form: form.to_owned(), torch: torch.to_owned(), regions };
+    fs_err::write(root.join("manifest.json"), serde_json::to_string_pretty(&manifest)?)?;
+    for (name, text) in extra {
+        fs_err::write(root.join(name), text)?;
+    }
+    // The folder of a temporary directory is private; a package is as readable as any folder.
+    open_to_readers(root)?;
+    let made = making.keep();
+    if let Err(error) = fs_err::rename(&made, dir) {
+        let _ = fs_err::remove_dir_all(&made);
+        return Err(error.into());
+    }
+    Ok(dir.to_owned())
+}
+
+fn open_to_readers(path: &Path) -> Result<(), EngineError> {
+    use std::os::unix::fs::PermissionsExt;
+    fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+/// Reads a package's manifest.
+pub fn read_manifest(dir: &Path) -> Result<Manifest, EngineError> {
+    let path = dir.join("manifest.json");
+    let text = fs_err::read_to_string(&path)
+        .map_err(|_| EngineError::Package(format!("{} is no package: it has no manifest.json", dir.display())))?;
+    let manifest: Manifest = serde_json::from_str(&text)
+        .map_err(|error| EngineError::Package(format!("{} can't be read: {error}", path.display())))?;
+    if manifest.schema == PACKAGE_SCHEMA {
+        Ok(manifest)
+    } else {
+        Err(EngineError::Package(format!("{} has schema `{}`, this program knows `{PACKAGE_SCHEMA}`", path.display(), manifest.schema)))
+    }
+}
+
+/// The module that users import; the runtime beside it does the work.
+const PACKAGE_INIT: &str = r#""""A model's faster kernels, made by autokernel. Needs only torch.
+
+    import sys; sys.path.insert(0, "folder that holds this package")
+    import package_name
+    model = package_name.load(model)
+
+`load` gives the model back with the matching parts replaced; weights stay the model's own.
+AUTOKERNEL_DISABLE=1 in the environment gives the model back as it was.
+"""
+
+from ._runtime.package import open_package
+
+__all__ = ["load"]
+
+
+def load(model, report=False):
+    """Returns `model` (an `nn.Module` or function) running in the form that was measured as best."""
+    return open_package(__path__[0]).load(model, report=report)
+"#;

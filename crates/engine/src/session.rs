@@ -1,0 +1,190 @@
+//! What a command needs before its work begins: an interpreter, a compiler, a confined child that
+//! works, the machine's rates, and the user's model captured in an oracle.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use autokernel_core::graph::{Graph, TensorMeta};
+use autokernel_core::plan::Device;
+use autokernel_worker::device::DeviceFacts;
+use autokernel_worker::python::{self, Confinement, Interpreter, Peer};
+use autokernel_worker::sandbox;
+use autokernel_worker::toolchain::Toolchain;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::{EngineError, model_error};
+use crate::event::{Event, Observer};
+use crate::options::ModelSpec;
+use crate::report::{Break, DeviceReport, Versions};
+
+/// Longest wait for one thing that the user's own code does (import, construction, a run).
+pub(crate) const MODEL_TIMEOUT: Duration = Duration::from_mins(10);
+
+/// Interpreter, compiler and machine.
+pub struct Tools {
+    /// The user's Python.
+    pub interpreter: Interpreter,
+    /// The C++ compiler.
+    pub toolchain: Toolchain,
+    /// The machine.
+    pub device: DeviceFacts,
+    /// Threads of models and kernels.
+    pub threads: usize,
+}
+
+/// How an interpreter may be found or made.
+#[derive(Clone, Debug, Default)]
+pub struct PythonChoice {
+    /// Named by the user; nothing else is tried then.
+    pub explicit: Option<PathBuf>,
+    /// Whether an environment of our own may be made when none is usable.
+    pub may_make: bool,
+}
+
+impl Tools {
+    /// Finds everything or says what is missing.
+    pub fn find(choice: &PythonChoice, threads: Option<usize>, observer: &mut dyn Observer) -> Result<Self, EngineError> {
+        let interpreter = find_interpreter(choice, observer)?;
+        let toolchain = Toolchain::detect()?;
+        let report = sandbox::probe();
+        if !report.usable() {
+            return Err(EngineError::Sandbox { what: report.describe() });
+        }
+        let device = DeviceFacts::measure()?;
+        let threads = threads.unwrap_or(device.cores).max(1);
+        Ok(Self { interpreter, toolchain, device, threads })
+    }
+
+    /// The facts that a kernel file's expressions may ask for.
+    pub fn plan_device(&self) -> Device {
+        Device { sms: 0, shared: 0, cores: self.threads as i64 }
+    }
+
+    /// For reports.
+    pub fn device_report(&self) -> DeviceReport {
+        DeviceReport {
+            kind: "cpu".to_owned(),
+            name: self.device.name.clone(),
+            cores: self.device.cores,
+            threads: self.threads,
+            copy_gb_per_s: self
+                .device
+                .copy
+                .iter()
+                .map(|rate| (rate.footprint.to_string(), (rate.bytes_per_us / 10.0).round() / 100.0))
+                .collect(),
+            sandbox: "confined".to_owned(),
+        }
+    }
+
+    /// For reports.
+    pub fn versions(&self) -> Versions {
+        Versions {
+            autokernel: env!("CARGO_PKG_VERSION").to_owned(),
+            python: self.interpreter.python.clone(),
+            torch: self.interpreter.torch.clone(),
+            compiler: self.toolchain.version.clone(),
+        }
+    }
+}
+
+fn find_interpreter(choice: &PythonChoice, observer: &mut dyn Observer) -> Result<Interpreter, EngineError> {
+    let missing = match python::discover(choice.explicit.as_deref()) {
+        Ok(interpreter) => return Ok(interpreter),
+        Err(error) => error,
+    };
+    if choice.explicit.is_some() || !choice.may_make {
+        return Err(EngineError::Python(missing));
+    }
+    let Some(dir) = python::own_environment() else { return Err(EngineError::Python(missing)) };
+    observer.observe(&Event::Stage { what: format!("making an environment with torch at {}", dir.display()) });
+    let made = python::make_environment(&dir, &mut |line| observer.observe(&Event::Note { what: line.to_owned() }))?;
+    Ok(made)
+}
+
+/// What the oracle said of the model.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LoadedModel {
+    /// Its class or function.
+    pub name: String,
+    /// Its tensor inputs.
+    pub inputs: Vec<TensorMeta>,
+    /// Number of parameters.
+    #[serde(default)]
+    pub parameters: u64,
+}
+
+/// The captured graphs and what was checked of them.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Capture {
+    /// One or more graphs, checked.
+    pub graphs: Vec<Graph>,
+    /// Where the model breaks.
+    #[serde(default)]
+    pub breaks: Vec<Break>,
+    /// Whether the captured graphs equal the model.
+    pub equal: Equality,
+}
+
+/// The captured graph against the user's model on two inputs.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Equality {
+    /// Largest relative error, root mean square of the difference over that of the output.
+    pub max_relative_error: f64,
+    /// Whether it stays inside the limit of the dtype.
+    pub ok: bool,
+}
+
+/// An oracle that holds the user's model.
+pub struct Oracle {
+    /// The connection.
+    pub peer: Peer,
+    /// What was loaded.
+    pub model: LoadedModel,
+}
+
+impl Oracle {
+    /// Starts an oracle and loads the model under a fixed seed.
+    pub fn start(tools: &Tools, spec: &ModelSpec, seed: u64, scratch: &Path) -> Result<Self, EngineError> {
+        let mut peer = spawn_trusted(tools, "oracle", scratch)?;
+        let body = json!({ "model": spec.spec, "inputs": spec.inputs, "seed": seed, "threads": tools.threads });
+        let reply = peer.request("load", body, MODEL_TIMEOUT).map_err(|error| model_error(error, &tools.interpreter))?;
+        Ok(Self { model: serde_json::from_value(reply)?, peer })
+    }
+
+    /// Captures the model; graphs that do not equal it are an error.
+    pub fn capture(&mut self, tools: &Tools) -> Result<Capture, EngineError> {
+        let reply = self.ask(tools, "capture", json!({}))?;
+        let capture: Capture = serde_json::from_value(reply)?;
+        for graph in &capture.graphs {
+            graph.check()?;
+        }
+        if !capture.equal.ok {
+            return Err(EngineError::CaptureDiffers { relative: capture.equal.max_relative_error });
+        }
+        Ok(capture)
+    }
+
+    /// One request; the user's own errors become model errors.
+    pub fn ask(&mut self, tools: &Tools, op: &str, body: Value) -> Result<Value, EngineError> {
+        self.peer.request(op, body, MODEL_TIMEOUT).map_err(|error| model_error(error, &tools.interpreter))
+    }
+}
+
+/// A Python child that runs the user's own code, unconfined as the user's own.
+pub(crate) fn spawn_trusted(tools: &Tools, role: &str, scratch: &Path) -> Result<Peer, EngineError> {
+    let cache = inductor_cache();
+    let cwd = std::env::current_dir().unwrap_or_else(|_| scratch.to_owned());
+    let extra = [("TORCHINDUCTOR_CACHE_DIR".into(), cache.into_os_string())];
+    Ok(python::spawn(&tools.interpreter, role, Confinement::Open, &cwd, &extra)?)
+}
+
+/// Compiled baselines are kept between runs; candidates never see this folder.
+fn inductor_cache() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("XDG_CACHE_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".cache")))
+        .unwrap_or_else(std::env::temp_dir)
+        .join("autokernel/inductor")
+}

@@ -1,0 +1,48 @@
+//! What keeps the judge from judging. None of these says anything about a candidate.
+
+use autokernel_worker::memory::MemoryError;
+use autokernel_worker::python::PeerError;
+use autokernel_worker::runner::RunnerError;
+use autokernel_worker::toolchain::BuildError;
+
+use crate::evidence::EvidenceError;
+use crate::lock::LockError;
+use crate::truth::TruthError;
+
+/// The judge could not do its work.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum JudgeError {
+    #[error(transparent)]
+    Truth(#[from] TruthError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("the runner failed")]
+    Runner(#[source] RunnerError),
+    #[error("the builder failed")]
+    Builder(#[source] BuildError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error("no random numbers from the operating system: {0}")]
+    Random(getrandom::Error),
+    #[error("set {set} has {got} inputs, the region has {expected}")]
+    Inputs { set: usize, got: usize, expected: usize },
+    #[error("input {input} of set {set} is not laid out as the region says")]
+    Layout { set: usize, input: usize },
+    #[error("{path} holds {got} bytes, its description says {expected}")]
+    Size { path: std::path::PathBuf, got: u64, expected: u64 },
+    #[error("`{name}` failed")]
+    Contestant { name: String, source: PeerError },
+    #[error("`{name}` can't be compared with: {reason}")]
+    BadBaseline { name: String, reason: String },
+    #[error(transparent)]
+    Evidence(#[from] EvidenceError),
+    #[error("there is no usable baseline")]
+    NoBaseline,
+}
+
+impl From<getrandom::Error> for JudgeError {
+    fn from(error: getrandom::Error) -> Self {
+        Self::Random(error)
+    }
+}

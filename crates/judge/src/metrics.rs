@@ -1,0 +1,371 @@
+//! Three metrics of a candidate's output against the truth, computed in one pass over both.
+//!
+//! * ratio: `rms(c - r) <= rho * max(rms(b - r), 0.4 u rms(r))`; for tiny outputs over all sets together;
+//! * element: `|c - r| <= E * (u |r| + rowrms(b - r))`, for every element, without a quota;
+//! * centred: `rms(c - r) <= cap * std(r)`, where the baseline itself stays well below the cap.
+//!
+//! Where the truth is not finite the candidate must agree with the truth or the baseline, sign
+//! included. Exact outputs must have the baseline's bits.
+
+use autokernel_core::contract::Limits;
+use serde::{Deserialize, Serialize};
+
+use crate::fault::{Fault, Metric, Place, capped};
+use crate::source::{Logical, Tensor, decode, overflow, tiny};
+use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, Truth, TruthError, open};
+
+/// The cap on the centred error applies where the baseline's own is at most this share of it.
+const WELL_CONDITIONED: f64 = 0.25;
+
+/// Tiny outputs are judged by ratio once so many sets stand behind it.
+const POOLED_SETS: u64 = 4;
+
+/// Hash of an output's elements in logical order.
+pub type Digest = [u8; 32];
+
+/// The worst metrics of one output, over the sets compared so far. All zero for exact outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// Worst ratio of root mean square errors.
+    pub ratio: f64,
+    /// Worst element score.
+    pub element: f64,
+    /// Worst centred error, over well-conditioned sets.
+    pub centred: f64,
+}
+
+impl Metrics {
+    /// The worse of both, metric by metric.
+    #[must_use]
+    pub fn worst(self, other: Self) -> Self {
+        Self {
+            ratio: self.ratio.max(other.ratio),
+            element: self.element.max(other.element),
+            centred: self.centred.max(other.centred),
+        }
+    }
+
+    /// Whether every metric is within its limit.
+    pub fn within(&self, limits: &Limits) -> bool {
+        self.ratio <= limits.ratio && self.element <= limits.element && self.centred <= limits.centred
+    }
+}
+
+/// What one comparison gave.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// The metrics; up to the first fault, when there is one.
+    pub metrics: Metrics,
+    /// The first failed test.
+    pub fault: Option<Fault>,
+    /// Hash of the output; of its beginning, when there is a fault.
+    pub digest: Digest,
+}
+
+/// Compares outputs with the truth and keeps the worst metrics of each output.
+#[derive(Debug)]
+pub struct Comparer<'a> {
+    truth: &'a Truth,
+    worst: Vec<Metrics>,
+    /// For each tiny output: sum of squared ratios, number of sets.
+    pools: Vec<(f64, u64)>,
+}
+
+impl<'a> Comparer<'a> {
+    /// A comparer that has seen nothing yet.
+    pub fn new(truth: &'a Truth) -> Self {
+        let outputs = truth.contract().limits.len();
+        Self { truth, worst: vec![Metrics::default(); outputs], pools: vec![(0.0, 0); outputs] }
+    }
+
+    /// The worst metrics of each output so far.
+    pub fn worst(&self) -> &[Metrics] {
+        &self.worst
+    }
+
+    /// The truth that is compared against.
+    pub fn truth(&self) -> &'a Truth {
+        self.truth
+    }
+
+    /// Compares one output of one set.
+    pub fn compare(&mut self, set: usize, output: usize, candidate: Tensor<'_>) -> Result<Comparison, TruthError> {
+        let truth_set = &self.truth.sets()[set];
+        let truth = &truth_set.outputs[output];
+        let place = Subject { output, family: &truth_set.family, truth };
+        if candidate.meta.dtype != truth.meta.dtype || candidate.meta.shape != truth.meta.shape {
+            let fault = place.fault(Metric::Shape, 1.0, 0.0, None);
+            return Ok(Comparison { metrics: Metrics::default(), fault: Some(fault), digest: [0; 32] });
+        }
+        let (Some(limits), Some(scale)) = (self.truth.contract().limits[output], &truth.scale) else {
+            return compare_bits(&place, candidate);
+        };
+        let mut comparison = compare_numbers(&place, candidate, &limits, scale)?;
+        if comparison.fault.is_none() {
+            comparison.fault = self.pool(&place, &limits, &mut comparison.metrics);
+        }
+        self.worst[output] = self.worst[output].worst(comparison.metrics);
+        Ok(comparison)
+    }
+
+    /// Replaces the ratio of a tiny output by that over all sets so far.
+    fn pool(&mut self, subject: &Subject<'_>, limits: &Limits, metrics: &mut Metrics) -> Option<Fault> {
+        if subject.truth.meta.numel() <= TINY_OUTPUT {
+            let pool = &mut self.pools[subject.output];
+            pool.0 += metrics.ratio.powi(2);
+            pool.1 += 1;
+            metrics.ratio = if pool.1 >= POOLED_SETS { (pool.0 / pool.1 as f64).sqrt() } else { 0.0 };
+        }
+        // Written so that a NaN fails.
+        let fails = |value: f64, limit: f64| value.is_nan() || value > limit;
+        if fails(metrics.ratio, limits.ratio) {
+            Some(subject.fault(Metric::Ratio, metrics.ratio, limits.ratio, None))
+        } else if fails(metrics.centred, limits.centred) {
+            Some(subject.fault(Metric::Centred, metrics.centred, limits.centred, None))
+        } else {
+            None
+        }
+    }
+}
+
+/// Hash of an output, for comparisons with one that was verified in full.
+pub fn digest(candidate: Tensor<'_>) -> Result<Digest, TruthError> {
+    let logical = Logical::new(candidate).map_err(TruthError::Candidate)?;
+    let (numel, mut start) = (candidate.meta.numel(), 0);
+    let (mut hasher, mut bytes) = (blake3::Hasher::new(), vec![]);
+    while start < numel {
+        let count = CHUNK.min(numel - start);
+        logical.read(start, count as usize, &mut bytes).map_err(TruthError::Candidate)?;
+        hasher.update(&bytes);
+        start += count;
+    }
+    Ok(*hasher.finalize().as_bytes())
+}
+
+/// What is compared, for messages.
+struct Subject<'a> {
+    output: usize,
+    family: &'a str,
+    truth: &'a OutputTruth,
+}
+
+impl Subject<'_> {
+    fn fault(&self, metric: Metric, value: f64, limit: f64, bad: Option<&Bad>) -> Fault {
+        Fault {
+            output: self.output,
+            family: self.family.to_owned(),
+            metric,
+            value: capped(value),
+            limit,
+            place: bad.map(|bad| Place::of(bad.first, &self.truth.meta.shape)),
+            share: bad.map(|bad| bad.count as f64 / bad.of.max(1) as f64),
+        }
+    }
+}
+
+/// Elements that failed on their own.
+#[derive(Clone, Copy)]
+struct Bad {
+    first: u64,
+    count: u64,
+    of: u64,
+}
+
+fn compare_bits(subject: &Subject<'_>, candidate: Tensor<'_>) -> Result<Comparison, TruthError> {
+    let logical = Logical::new(candidate).map_err(TruthError::Candidate)?;
+    let (numel, size) = (candidate.meta.numel(), candidate.meta.dtype.size() as usize);
+    let (mut hasher, mut ours, mut theirs) = (blake3::Hasher::new(), vec![], vec![]);
+    let mut fault = None;
+    open(&subject.truth.baseline, |baseline| {
+        let mut start = 0;
+        while start < numel && fault.is_none() {
+            let count = CHUNK.min(numel - start);
+            logical.read(start, count as usize, &mut ours).map_err(TruthError::Candidate)?;
+            baseline.read(start, count as usize, &mut theirs)?;
+            hasher.update(&ours);
+            if ours != theirs {
+                let unequal = |(_, (a, b)): &(usize, (&[u8], &[u8]))| a != b;
+                let pairs = || ours.chunks(size).zip(theirs.chunks(size)).enumerate().filter(unequal);
+                let first = pairs().next().map_or(0, |(i, _)| i as u64) + start;
+                let bad = Bad { first, count: pairs().count() as u64, of: count };
+                fault = Some(subject.fault(Metric::Bits, 1.0, 0.0, Some(&bad)));
+            }
+            start += count;
+        }
+        Ok(())
+    })?;
+    Ok(Comparison { metrics: Metrics::default(), fault, digest: *hasher.finalize().as_bytes() })
+}
+
+/// Sums over one output.
+#[derive(Default)]
+struct Sums {
+    square: f64,
+    count: u64,
+    worst: f64,
+    bad: u64,
+    first_bad: Option<u64>,
+    /// First element that is not finite where it should be, or the other way round.
+    first_mask: Option<u64>,
+}
+
+impl Sums {
+    fn bad(&self, of: u64) -> Option<(Metric, Bad)> {
+        match (self.first_mask, self.first_bad) {
+            (Some(first), _) => Some((Metric::NonFinite, Bad { first, count: self.bad, of })),
+            (None, Some(first)) => Some((Metric::Element, Bad { first, count: self.bad, of })),
+            (None, None) => None,
+        }
+    }
+}
+
+/// What the inner loops need to know about one output.
+struct Rule<'a> {
+    unit: f64,
+    tiny: f64,
+    overflow: f64,
+    element: f64,
+    scale: &'a Scale,
+}
+
+fn compare_numbers(
+    subject: &Subject<'_>,
+    candidate: Tensor<'_>,
+    limits: &Limits,
+    scale: &Scale,
+) -> Result<Comparison, TruthError> {
+    let OutputTruth { truth, baseline, meta, .. } = subject.truth;
+    let rule = Rule {
+        unit: meta.dtype.unit_roundoff().unwrap_or(0.0),
+        tiny: tiny(meta.dtype),
+        overflow: overflow(meta.dtype),
+        element: limits.element,
+        scale,
+    };
+    let logical = Logical::new(candidate).map_err(TruthError::Candidate)?;
+    let (mut hasher, mut bytes, mut r, mut b, mut c) = (blake3::Hasher::new(), vec![], vec![], vec![], vec![]);
+    let (mut sums, numel, mut start) = (Sums::default(), meta.numel(), 0);
+    open(truth, |truths| {
+        open(baseline, |baselines| {
+            while start < numel && sums.bad == 0 {
+                let count = CHUNK.min(numel - start) as usize;
+                truths.read(start, count, &mut bytes)?;
+                decode(truth.dtype, &bytes, &mut r);
+                if scale.special {
+                    baselines.read(start, count, &mut bytes)?;
+                    decode(baseline.dtype, &bytes, &mut b);
+                }
+                logical.read(start, count, &mut bytes).map_err(TruthError::Candidate)?;
+                hasher.update(&bytes);
+                decode(meta.dtype, &bytes, &mut c);
+                rule.chunk(start, &r, &b, &c, &mut sums);
+                start += count as u64;
+            }
+            Ok(())
+        })
+    })?;
+    let rms = if sums.count > 0 { (sums.square / sums.count as f64).sqrt() } else { 0.0 };
+    let well = scale.std > 0.0 && scale.error <= WELL_CONDITIONED * limits.centred * scale.std;
+    let metrics = Metrics {
+        ratio: capped(rms / scale.ratio_scale),
+        element: capped(sums.worst),
+        centred: if well { capped(rms / scale.std) } else { 0.0 },
+    };
+    let fault = sums.bad(start).map(|(metric, bad)| {
+        let limit = if metric == Metric::Element { limits.element } else { 0.0 };
+        subject.fault(metric, sums.worst, limit, Some(&bad))
+    });
+    Ok(Comparison { metrics, fault, digest: *hasher.finalize().as_bytes() })
+}
+
+impl Rule<'_> {
+    /// Adds elements `start..` to the sums, row by row.
+    fn chunk(&self, start: u64, r: &[f64], b: &[f64], c: &[f64], sums: &mut Sums) {
+        let mut from = 0;
+        while from < r.len() {
+            let at = start + from as u64;
+            let row = at / self.scale.row;
+            let to = r.len().min(from + ((row + 1) * self.scale.row - at) as usize);
+            let slack = self.scale.row_error[row as usize] + self.tiny;
+            let (square, worst) = self.finite_run(&r[from..to], &c[from..to], slack);
+            // NaN and infinity in either operand make the sum of squares so, too.
+            if square.is_finite() && worst <= self.element && !self.scale.special {
+                sums.square += square;
+                sums.count += (to - from) as u64;
+                sums.worst = sums.worst.max(worst);
+            } else {
+                self.careful_run(at, (&r[from..to], b.get(from..to)), &c[from..to], slack, sums);
+            }
+            from = to;
+        }
+    }
+
+    /// Sum of squared errors and worst score of a run within one row: no branch, so it vectorises.
+    fn finite_run(&self, r: &[f64], c: &[f64], slack: f64) -> (f64, f64) {
+        let (mut square, mut worst) = ([0.0_f64; 8], [0.0_f64; 8]);
+        let (r8, c8) = (r.as_chunks::<8>(), c.as_chunks::<8>());
+        for (r, c) in r8.0.iter().zip(c8.0) {
+            for i in 0..8 {
+                let error = (c[i] - r[i]).abs();
+                square[i] += error * error;
+                let score = error / (self.unit * r[i].abs() + slack);
+                worst[i] = if score > worst[i] { score } else { worst[i] };
+            }
+        }
+        for (r, c) in r8.1.iter().zip(c8.1) {
+            let error = (c - r).abs();
+            square[0] += error * error;
+            worst[0] = worst[0].max(error / (self.unit * r.abs() + slack));
+        }
+        (square.iter().sum(), worst.iter().fold(0.0, |a, b| a.max(*b)))
+    }
+
+    /// The same element by element, with masks and places. Without a baseline it is as finite as the truth.
+    fn careful_run(&self, at: u64, (r, b): (&[f64], Option<&[f64]>), c: &[f64], slack: f64, sums: &mut Sums) {
+        for (i, (r, c)) in r.iter().zip(c).enumerate() {
+            let at = at + i as u64;
+            let b = b.map_or(*r, |b| b[i]);
+            let kinds = [self.kind(*r), self.kind(b)];
+            let kind = self.kind(*c);
+            let aim = if kinds[0] == Kind::Finite { *r } else { b };
+            if kind != Kind::Finite || !kinds.contains(&Kind::Finite) {
+                if !kinds.contains(&kind) {
+                    sums.bad += 1;
+                    sums.first_mask.get_or_insert(at);
+                }
+                continue;
+            }
+            let error = (c - aim).abs();
+            let score = error / (self.unit * aim.abs() + slack);
+            sums.square += error * error;
+            sums.count += 1;
+            sums.worst = sums.worst.max(score);
+            if score.is_nan() || score > self.element {
+                sums.bad += 1;
+                sums.first_bad.get_or_insert(at);
+            }
+        }
+    }
+
+    /// What `value` is once rounded to the output's type.
+    fn kind(&self, value: f64) -> Kind {
+        if value.is_nan() {
+            Kind::Nan
+        } else if value.abs() < self.overflow {
+            Kind::Finite
+        } else {
+            Kind::Infinite(value > 0.0)
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Finite,
+    Nan,
+    Infinite(bool),
+}
+
+#[cfg(test)]
+mod tests;

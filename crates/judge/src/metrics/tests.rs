@@ -1,0 +1,185 @@
+use std::path::Path;
+
+use autokernel_core::contract::Contract;
+use autokernel_core::dtype::Dtype;
+use autokernel_core::graph::TensorMeta;
+
+use super::*;
+use crate::truth::{RawSet, TensorFile};
+
+/// Seeded normal-like numbers (sum of uniforms), zero mean, unit variance.
+fn noise(seed: u64, count: usize) -> Vec<f64> {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 11) as f64 / (1_u64 << 53) as f64
+    };
+    (0..count).map(|_| (0..12).map(|_| uniform()).sum::<f64>() - 6.0).collect()
+}
+
+fn write(dir: &Path, name: &str, dtype: Dtype, shape: &[u64], bytes: &[u8]) -> TensorFile {
+    let file = dir.join(name);
+    fs_err::write(&file, bytes).unwrap();
+    let meta = TensorMeta::contiguous(dtype, shape);
+    TensorFile { file, dtype, shape: meta.shape, stride: meta.stride }
+}
+
+fn f64s(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn f32s(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect()
+}
+
+fn bf16(value: f64) -> f64 {
+    f64::from(f32::from_bits(((value as f32).to_bits() + 0x8000) & 0xffff_0000))
+}
+
+/// A truth of one f32 output over several sets; the baseline is the truth rounded.
+fn truth(dir: &Path, shape: &[u64], sets: &[Vec<f64>]) -> Truth {
+    let limits = Limits::for_dtype(Dtype::F32, 1024);
+    let raw = sets
+        .iter()
+        .enumerate()
+        .map(|(i, values)| RawSet {
+            family: format!("family{i}"),
+            inputs: vec![],
+            truth: vec![write(dir, &format!("r{i}"), Dtype::F64, shape, &f64s(values))],
+            baseline: vec![write(dir, &format!("b{i}"), Dtype::F32, shape, &f32s(values))],
+        })
+        .collect();
+    Truth::prepare(Contract { limits: vec![limits], deterministic: true }, raw).unwrap()
+}
+
+fn check(truth: &Truth, set: usize, bytes: &[u8]) -> Comparison {
+    let set_truth = &truth.sets()[set];
+    let meta = set_truth.outputs[0].meta.clone();
+    Comparer::new(truth).compare(set, 0, Tensor { source: bytes, meta: &meta }).unwrap()
+}
+
+fn metric(comparison: &Comparison) -> Option<Metric> {
+    comparison.fault.as_ref().map(|fault| fault.metric)
+}
+
+#[test]
+fn honest_outputs_pass_and_cheap_ones_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let values = noise(1, 300 * 1000);
+    let truth = truth(dir.path(), &[300, 1000], &[values.clone()]);
+    assert!(truth.weak_outputs().is_empty());
+
+    let honest: Vec<f64> = values.iter().map(|v| v * (1.0 + 3e-8)).collect();
+    let comparison = check(&truth, 0, &f32s(&honest));
+    assert_eq!(metric(&comparison), None, "{:?}", comparison.fault);
+    assert_eq!(comparison.digest, digest(Tensor { source: f32s(&honest).as_slice(), meta: &TensorMeta::contiguous(Dtype::F32, &[300_000]) }).unwrap());
+
+    assert!(check(&truth, 0, &f32s(&vec![0.0; values.len()])).fault.is_some(), "zeros");
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    assert!(check(&truth, 0, &f32s(&vec![mean; values.len()])).fault.is_some(), "constant");
+    let cheap: Vec<f64> = values.iter().map(|v| bf16(*v)).collect();
+    assert!(check(&truth, 0, &f32s(&cheap)).fault.is_some(), "lower precision");
+    let scaled: Vec<f64> = values.iter().map(|v| v * (1.0 + 1e-6)).collect();
+    assert_eq!(metric(&check(&truth, 0, &f32s(&scaled))), Some(Metric::Ratio), "a small error everywhere");
+}
+
+#[test]
+fn a_single_element_is_found_and_placed() {
+    let dir = tempfile::tempdir().unwrap();
+    let values = noise(2, 300 * 1000);
+    let truth = truth(dir.path(), &[300, 1000], &[values.clone()]);
+    let mut wrong = values.clone();
+    wrong[299 * 1000 + 999] = 0.0;
+    let fault = check(&truth, 0, &f32s(&wrong)).fault.unwrap();
+    assert_eq!(fault.metric, Metric::Element);
+    assert_eq!(fault.place.unwrap().rows, (266, 300));
+    assert_eq!(fault.place.unwrap().columns, (875, 1000));
+
+    wrong[5] = f64::NAN;
+    let fault = check(&truth, 0, &f32s(&wrong)).fault.unwrap();
+    assert_eq!((fault.metric, fault.place.unwrap().rows.0), (Metric::NonFinite, 0));
+    assert!(serde_json::to_string(&fault).unwrap().contains("non_finite"));
+}
+
+#[test]
+fn infinities_must_stand_where_the_truth_has_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut values = noise(3, 64 * 64);
+    values[10] = f64::INFINITY;
+    values[11] = f64::NAN;
+    values[12] = 1e39;
+    let truth = truth(dir.path(), &[64, 64], &[values.clone()]);
+    assert!(check(&truth, 0, &f32s(&values)).fault.is_none());
+    for (index, value) in [(10, f64::NEG_INFINITY), (10, 1.0), (11, 0.0), (12, 3e38), (13, f64::INFINITY)] {
+        let mut wrong = values.clone();
+        wrong[index] = value;
+        assert_eq!(metric(&check(&truth, 0, &f32s(&wrong))), Some(Metric::NonFinite), "{index} {value}");
+    }
+}
+
+#[test]
+fn rows_have_their_own_scale() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut values = noise(4, 64 * 256);
+    values[..256].iter_mut().for_each(|v| *v *= 1e-6);
+    let truth = truth(dir.path(), &[64, 256], &[values.clone()]);
+    let mut wrong = values.clone();
+    wrong[..256].iter_mut().for_each(|v| *v = bf16(*v));
+    assert_eq!(metric(&check(&truth, 0, &f32s(&wrong))), Some(Metric::Element), "a small row is not hidden by large ones");
+}
+
+#[test]
+fn tiny_outputs_are_pooled() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets: Vec<Vec<f64>> = (0..8).map(|i| vec![noise(10 + i, 1)[0]]).collect();
+    let mut exact = sets.clone();
+    // In one set the baseline happens to be exact.
+    exact[0] = vec![1.0];
+    let truth = truth(dir.path(), &[1], &exact);
+    let meta = TensorMeta::contiguous(Dtype::F32, &[1]);
+    let run = |error: f64| {
+        let mut comparer = Comparer::new(&truth);
+        (0..8).find_map(|set| {
+            let bytes = f32s(&[exact[set][0] * (1.0 + error)]);
+            comparer.compare(set, 0, Tensor { source: bytes.as_slice(), meta: &meta }).unwrap().fault
+        })
+    };
+    assert_eq!(run(1.5e-7), None);
+    assert_eq!(run(1.2e-6).map(|fault| fault.metric), Some(Metric::Ratio));
+    assert!(run(1e-3).is_some());
+}
+
+#[test]
+fn exact_outputs_need_equal_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..100_i64).flat_map(i64::to_le_bytes).collect();
+    let file = write(dir.path(), "i", Dtype::I64, &[10, 10], &bytes);
+    let raw = RawSet { family: "f".into(), inputs: vec![], truth: vec![file.clone()], baseline: vec![file] };
+    let truth = Truth::prepare(Contract { limits: vec![None], deterministic: true }, vec![raw]).unwrap();
+    assert!(check(&truth, 0, &bytes).fault.is_none());
+    let mut wrong = bytes;
+    wrong[8 * 57] ^= 1;
+    let fault = check(&truth, 0, &wrong).fault.unwrap();
+    assert_eq!((fault.metric, fault.place.unwrap().rows), (Metric::Bits, (4, 6)));
+    let meta = TensorMeta::contiguous(Dtype::I32, &[10, 10]);
+    let comparison = Comparer::new(&truth).compare(0, 0, Tensor { source: wrong.as_slice(), meta: &meta }).unwrap();
+    assert_eq!(metric(&comparison), Some(Metric::Shape));
+}
+
+#[test]
+fn outputs_in_another_storage_order_are_read_by_their_strides() {
+    let dir = tempfile::tempdir().unwrap();
+    let values = noise(5, 40 * 50);
+    let truth = truth(dir.path(), &[40, 50], &[values.clone()]);
+    let transposed: Vec<f64> = (0..2000).map(|i| values[(i % 40) * 50 + i / 40]).collect();
+    let meta = TensorMeta { dtype: Dtype::F32, shape: vec![40, 50], stride: vec![1, 40] };
+    let bytes = f32s(&transposed);
+    assert!(Comparer::new(&truth).compare(0, 0, Tensor { source: bytes.as_slice(), meta: &meta }).unwrap().fault.is_none());
+}
+
+#[test]
+fn a_truth_without_signal_is_weak() {
+    let dir = tempfile::tempdir().unwrap();
+    let truth = truth(dir.path(), &[10, 100], &[vec![1.000_000_01; 1000]]);
+    assert_eq!(truth.weak_outputs(), [0], "a constant output can't tell a kernel from a constant");
+}

@@ -1,0 +1,411 @@
+//! One round: a fresh process of every contestant, timed in turns, checked while frozen.
+//!
+//! Only one of the processes runs at a time; the others stand still, so that spinning worker threads
+//! of one do not slow another. Every contestant of a round gets the same sets in the same order.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use autokernel_core::dtype::Dtype;
+use autokernel_core::graph::TensorMeta;
+use autokernel_core::verdict::Stage;
+use autokernel_worker::python::{Peer, PeerError};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::correctness::LOCK_PATIENCE;
+use crate::error::JudgeError;
+use crate::evidence::{Failure, Process, Round};
+use crate::lock::{MachineLock, Watch};
+use crate::metrics::{Comparer, Digest, digest};
+use crate::secret::Stream;
+use crate::source::{Source, Tensor};
+use crate::truth::Truth;
+
+/// How rounds are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Protocol {
+    /// A timed batch of the fastest contestant lasts at least this long.
+    pub batch_ms: f64,
+    /// Timed batches of a process.
+    pub batches: usize,
+    /// Sets staged in a process.
+    pub staged: usize,
+    /// A process warms up for at least this long.
+    pub warm_ms: f64,
+    /// Outputs of one batch are kept alive for checking: at most so many bytes.
+    pub output_bytes: u64,
+    /// Calls of one batch, at most.
+    pub calls: usize,
+}
+
+impl Default for Protocol {
+    fn default() -> Self {
+        Self { batch_ms: 6.0, batches: 5, staged: 4, warm_ms: 20.0, output_bytes: 256 << 20, calls: 2048 }
+    }
+}
+
+/// An output in a child's memory, as its reply says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct RemoteTensor {
+    /// Where its first element lies.
+    pub address: u64,
+    /// Bytes from there that belong to it.
+    pub bytes: u64,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Size of each dimension.
+    pub shape: Vec<u64>,
+    /// Stride of each dimension in elements.
+    pub stride: Vec<u64>,
+}
+
+/// Outputs of a batch, by call and output, and the time it took on the parent's clock.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// From sending the request to the complete reply.
+    pub wall: Duration,
+    /// The outputs of each call.
+    pub outputs: Vec<Vec<RemoteTensor>>,
+}
+
+/// A process that runs one contestant.
+pub trait Child {
+    /// Makes the inputs of its sets.
+    fn stage(&mut self, body: Value, timeout: Duration) -> Result<(), PeerError>;
+    /// Calls the subject on these staged sets, back to back.
+    fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Reply, PeerError>;
+    /// Stops every thread.
+    fn freeze(&self) -> Result<(), PeerError>;
+    /// Lets them go on.
+    fn thaw(&self) -> Result<(), PeerError>;
+    /// Reads its memory while it stands still.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()>;
+    /// Its process id.
+    fn pid(&self) -> i32;
+}
+
+/// A process that has everything loaded and compiled, has run nothing, and forks children.
+pub trait Zygote {
+    /// A fresh child. Dropping it ends it.
+    fn fork(&mut self) -> Result<Box<dyn Child>, PeerError>;
+}
+
+impl Zygote for Peer {
+    fn fork(&mut self) -> Result<Box<dyn Child>, PeerError> {
+        Ok(Box::new(Peer::fork(self)?))
+    }
+}
+
+impl Child for Peer {
+    fn stage(&mut self, body: Value, timeout: Duration) -> Result<(), PeerError> {
+        self.request("stage", body, timeout).map(|_| ())
+    }
+
+    fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Reply, PeerError> {
+        #[derive(Deserialize)]
+        struct Outputs {
+            outputs: Vec<Vec<RemoteTensor>>,
+        }
+        let (value, wall) = self.request_timed("batch", json!({ "calls": calls }), timeout)?;
+        let Outputs { outputs } =
+            serde_json::from_value(value).map_err(|e| PeerError::Protocol { what: e.to_string() })?;
+        Ok(Reply { wall, outputs })
+    }
+
+    fn freeze(&self) -> Result<(), PeerError> {
+        Peer::freeze(self)
+    }
+
+    fn thaw(&self) -> Result<(), PeerError> {
+        Peer::thaw(self)
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.read_memory(address, bytes)
+    }
+
+    fn pid(&self) -> i32 {
+        Peer::pid(self)
+    }
+}
+
+/// Someone who runs.
+pub struct Contestant {
+    /// Its name: the baseline's, the candidate's, the form's.
+    pub name: String,
+    /// Where its processes come from.
+    pub zygote: Box<dyn Zygote>,
+    /// Whether its outputs are held against the truth. A region's baseline is the scale itself.
+    pub checked: bool,
+}
+
+/// What is staged for a set.
+#[derive(Clone, Debug)]
+pub enum Staging {
+    /// The inputs of the truth's sets.
+    Sets,
+    /// The model's own inputs under these seeds, one for each set of the truth.
+    Draws(Vec<u64>),
+}
+
+/// What all contestants run on.
+#[derive(Clone, Debug)]
+pub struct Contest<'a> {
+    /// What the outputs have to be.
+    pub truth: &'a Truth,
+    /// What is staged.
+    pub staging: Staging,
+    /// How it is measured.
+    pub protocol: Protocol,
+}
+
+impl Contest<'_> {
+    fn stage_body(&self, chosen: &[usize]) -> Value {
+        match &self.staging {
+            Staging::Sets => {
+                let sets: Vec<Value> =
+                    chosen.iter().map(|set| json!({ "inputs": self.truth.sets()[*set].inputs })).collect();
+                json!({ "sets": sets })
+            }
+            Staging::Draws(seeds) => json!({ "draws": chosen.iter().map(|set| seeds[*set]).collect::<Vec<_>>() }),
+        }
+    }
+}
+
+/// What is known of one contestant across rounds.
+pub(crate) struct Record<'a> {
+    pub(crate) comparer: Comparer<'a>,
+    /// Hashes of outputs that were verified in full, by set.
+    verified: HashMap<usize, Vec<Digest>>,
+}
+
+/// Across rounds: records by contestant, and the batch size once it is fixed.
+pub(crate) struct State<'a> {
+    pub(crate) records: Vec<Record<'a>>,
+    calls: Option<usize>,
+}
+
+impl<'a> State<'a> {
+    pub(crate) fn new(truth: &'a Truth, contestants: usize) -> Self {
+        let record = || Record { comparer: Comparer::new(truth), verified: HashMap::new() };
+        Self { records: (0..contestants).map(|_| record()).collect(), calls: None }
+    }
+}
+
+/// Why a round ended early: contestant `index` is out, or the judge can't go on.
+pub(crate) enum RoundStop {
+    Out { index: usize, failure: Failure },
+    Failed(JudgeError),
+}
+
+impl<E: Into<JudgeError>> From<E> for RoundStop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+struct Running {
+    child: Box<dyn Child>,
+    name: String,
+    us: Vec<f64>,
+    checked: usize,
+    call_us: f64,
+    call_bytes: u64,
+}
+
+const STAGE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Runs one round. `contestants[i]` is `state.records[i]`.
+pub(crate) fn round(
+    contest: &Contest<'_>,
+    contestants: &mut [&mut Contestant],
+    state: &mut State<'_>,
+    stream: &mut Stream,
+) -> Result<Round, RoundStop> {
+    let _alone = MachineLock::measure(LOCK_PATIENCE)?;
+    let protocol = &contest.protocol;
+    let mut sets = stream.order(contest.truth.sets().len());
+    sets.truncate(protocol.staged.max(1));
+    let started = stream.order(contestants.len());
+    let mut running = start(contest, contestants, &sets, &started)?;
+    let calls = *state.calls.get_or_insert_with(|| batch_size(protocol, &running));
+
+    let watch = Watch::start(&running.iter().map(|r| r.child.pid()).collect::<Vec<_>>());
+    let secret = stream.below(protocol.batches);
+    let mut turns = vec![];
+    for batch in 0..protocol.batches {
+        let check = batch == 0 || batch + 1 == protocol.batches || batch == secret;
+        let order = sequence(stream, sets.len(), calls);
+        let turn = stream.order(running.len());
+        for index in &turn {
+            let reply = timed(&mut running[*index], *index, &order)?;
+            if check && contestants[*index].checked {
+                let called: Vec<usize> = order.iter().map(|call| sets[*call]).collect();
+                verify(&running[*index], *index, &reply, &called, &mut state.records[*index])?;
+                running[*index].checked += 1;
+            }
+        }
+        turns.push(turn);
+    }
+    let contention = watch.finish();
+    let processes =
+        running.into_iter().map(|r| Process { contestant: r.name, us: r.us, checked: r.checked }).collect();
+    Ok(Round { processes, started, turns, sets, calls, contention })
+}
+
+/// Starts, stages and warms up a child of every contestant; all are frozen afterwards.
+fn start(
+    contest: &Contest<'_>,
+    contestants: &mut [&mut Contestant],
+    sets: &[usize],
+    started: &[usize],
+) -> Result<Vec<Running>, RoundStop> {
+    let body = contest.stage_body(sets);
+    let mut running: Vec<Option<Running>> = contestants.iter().map(|_| None).collect();
+    for index in started {
+        let contestant = &mut contestants[*index];
+        let name = contestant.name.clone();
+        let fail = |error| blame(*index, &name, error);
+        let mut child = contestant.zygote.fork().map_err(fail)?;
+        child.stage(body.clone(), STAGE_TIMEOUT).map_err(fail)?;
+        let all: Vec<usize> = (0..sets.len()).collect();
+        let (mut warm, mut batches, mut call) = (0.0, 0, 0.0);
+        let mut call_bytes = 0;
+        while batches < 2 || (warm < contest.protocol.warm_ms && batches < 1000) {
+            let reply = child.batch(&all, STAGE_TIMEOUT).map_err(fail)?;
+            call = reply.wall.as_secs_f64() * 1e6 / all.len() as f64;
+            call_bytes = reply.outputs.iter().map(|o| o.iter().map(|t| t.bytes).sum()).max().unwrap_or(0);
+            warm += reply.wall.as_secs_f64() * 1e3;
+            batches += 1;
+        }
+        child.freeze().map_err(fail)?;
+        running[*index] = Some(Running { child, name, us: vec![], checked: 0, call_us: call, call_bytes });
+    }
+    Ok(running.into_iter().flatten().collect())
+}
+
+/// Calls of a batch, the same for everyone: long enough for the fastest, small enough for memory.
+fn batch_size(protocol: &Protocol, running: &[Running]) -> usize {
+    let fastest = running.iter().map(|r| r.call_us).fold(f64::INFINITY, f64::min).max(0.1);
+    let bytes = running.iter().map(|r| r.call_bytes).max().unwrap_or(0).max(1);
+    let wanted = (protocol.batch_ms * 1e3 / fastest).ceil() as usize;
+    let fitting = (protocol.output_bytes / bytes) as usize;
+    wanted.min(fitting).clamp(1, protocol.calls)
+}
+
+/// Staged sets in random order, again and again, up to `count`.
+fn sequence(stream: &mut Stream, sets: usize, count: usize) -> Vec<usize> {
+    let mut calls = vec![];
+    while calls.len() < count {
+        calls.extend(stream.order(sets));
+    }
+    calls.truncate(count);
+    calls
+}
+
+fn timed(running: &mut Running, index: usize, order: &[usize]) -> Result<Reply, RoundStop> {
+    let name = running.name.clone();
+    let fail = |error| blame(index, &name, error);
+    let expected = Duration::from_secs_f64(50e-6 * running.call_us * order.len() as f64);
+    let timeout = Duration::from_secs(10).max(expected);
+    running.child.thaw().map_err(fail)?;
+    if order.len() >= 4 {
+        // Threads that were frozen wake up outside the timed batch; with fewer calls it would cost
+        // as much as the batch itself and be lost in it.
+        running.child.batch(&order[..1], timeout).map_err(fail)?;
+    }
+    let reply = running.child.batch(order, timeout).map_err(fail)?;
+    running.child.freeze().map_err(fail)?;
+    running.us.push(reply.wall.as_secs_f64() * 1e6 / order.len() as f64);
+    Ok(reply)
+}
+
+/// The memory of a frozen child from an address on.
+struct Remote<'a> {
+    child: &'a dyn Child,
+    tensor: &'a RemoteTensor,
+}
+
+impl Source for Remote<'_> {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.tensor.bytes);
+        let address = self.tensor.address.checked_add(offset).filter(|_| end.is_some());
+        self.child.read(address.ok_or(io::ErrorKind::UnexpectedEof)?, buf)
+    }
+}
+
+/// Checks all outputs of a timed batch. `called` names the set of each call.
+fn verify(running: &Running, index: usize, reply: &Reply, called: &[usize], record: &mut Record<'_>) -> Result<(), RoundStop> {
+    let out = |stage, reason| RoundStop::Out { index, failure: Failure { contestant: running.name.clone(), stage, reason } };
+    let truth = record.comparer.truth();
+    let outputs = truth.contract().limits.len();
+    if reply.outputs.len() != called.len() || reply.outputs.iter().any(|call| call.len() != outputs) {
+        return Err(out(Stage::Timed, "the batch did not return every output of every call".to_owned()));
+    }
+    for (set, tensors) in called.iter().zip(&reply.outputs) {
+        let mut digests = Vec::with_capacity(outputs);
+        for (output, tensor) in tensors.iter().enumerate() {
+            let meta = TensorMeta { dtype: tensor.dtype, shape: tensor.shape.clone(), stride: tensor.stride.clone() };
+            // The reply is the child's word: sizes are compared before anything is allocated for them.
+            let expected = &truth.sets()[*set].outputs[output].meta;
+            let same = meta.dtype == expected.dtype && meta.shape == expected.shape && meta.stride.len() == meta.shape.len();
+            if !same || !fits(&meta, tensor.bytes) {
+                return Err(out(Stage::Timed, format!("output {output} has another element type, shape or layout")));
+            }
+            let source = Remote { child: running.child.as_ref(), tensor };
+            let candidate = Tensor { source: &source, meta: &meta };
+            let known = record.verified.get(set).map(|digests| digests[output]);
+            if known.is_some() && digest(candidate).ok() == known {
+                continue;
+            }
+            let comparison = match record.comparer.compare(*set, output, candidate) {
+                Err(crate::truth::TruthError::Candidate(e)) => {
+                    return Err(out(Stage::Timed, format!("output {output} can't be read: {e}")));
+                }
+                other => other?,
+            };
+            if let Some(fault) = comparison.fault {
+                return Err(out(Stage::Timed, fault.to_string()));
+            }
+            if known.is_some() && truth.contract().deterministic {
+                return Err(out(Stage::Determinism, format!("output {output}: equal inputs gave unequal bits")));
+            }
+            digests.push(comparison.digest);
+        }
+        if digests.len() == outputs {
+            record.verified.insert(*set, digests);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the strides stay inside `bytes`, in arithmetic that can't wrap, and storage is not
+/// absurdly larger than the tensor.
+fn fits(meta: &TensorMeta, bytes: u64) -> bool {
+    if meta.numel() == 0 {
+        return true;
+    }
+    let reach = meta
+        .shape
+        .iter()
+        .zip(&meta.stride)
+        .try_fold(1_u64, |sum, (n, s)| sum.checked_add((n - 1).checked_mul(*s)?))
+        .and_then(|extent| extent.checked_mul(meta.dtype.size()));
+    reach.is_some_and(|reach| reach <= bytes && reach <= meta.bytes().saturating_mul(8))
+}
+
+/// A contestant that dies, hangs or talks nonsense is out; a failed system call is ours.
+fn blame(index: usize, name: &str, error: PeerError) -> RoundStop {
+    if matches!(error, PeerError::Io { .. } | PeerError::Frozen) {
+        return RoundStop::Failed(JudgeError::Contestant { name: name.to_owned(), source: error });
+    }
+    let reason: String = error.to_string().chars().take(500).collect();
+    RoundStop::Out { index, failure: Failure { contestant: name.to_owned(), stage: Stage::Run, reason } }
+}
+
+#[cfg(test)]
+#[path = "round/tests.rs"]
+mod tests;

@@ -1,0 +1,312 @@
+//! A [`Schedule`] of a [`Program`] as the text of a C++ kernel file.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use autokernel_core::dtype::Dtype;
+use autokernel_core::region::Region;
+
+use crate::loops::{Access, Expr, Id, Program, Store};
+use crate::schedule::{Schedule, can_stream, streamed_loads};
+
+mod expr;
+mod pass;
+
+/// Elements by which a flat loop is split: whole cache lines whatever the type.
+const FLAT_UNIT: u64 = 64;
+
+/// A writer with indentation.
+#[derive(Default)]
+struct Text {
+    out: String,
+    depth: usize,
+}
+
+impl Text {
+    fn line(&mut self, text: &str) {
+        for line in text.lines() {
+            if line.starts_with('}') {
+                self.depth = self.depth.saturating_sub(1);
+            }
+            let indent = if line.is_empty() { 0 } else { self.depth * 4 };
+            let _ = writeln!(self.out, "{:indent$}{line}", "");
+            if line.ends_with('{') {
+                self.depth += 1;
+            }
+        }
+    }
+}
+
+/// Where an access starts in a row: the tensor and its steps over the kept dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Base {
+    output: bool,
+    tensor: usize,
+    kept: Vec<i64>,
+}
+
+impl Base {
+    fn of(access: &Access, output: bool) -> Self {
+        let kept = access.strides[..access.strides.len() - 1].to_vec();
+        Self { output, tensor: access.tensor, kept }
+    }
+}
+
+pub(crate) struct Emitter<'a> {
+    program: &'a Program,
+    schedule: &'a Schedule,
+    region: &'a Region,
+    bases: BTreeMap<Base, String>,
+    text: Text,
+}
+
+const HELPERS: &str = "\
+struct Whole { static constexpr bool tail = false; };
+struct Tail { static constexpr bool tail = true; };
+
+// The first n lanes.
+template <class V> AK_FN typename lane<V>::I first(int n) {
+    if constexpr (lane<V>::N == LANES) return iota_f() < n;
+    else return iota_d() < int64_t(n);
+}
+template <class V, class W, class T> AK_FN V get(W, const T* p, int n) {
+    if constexpr (W::tail) return load_partial_as<V>(p, n);
+    else return load_as<V>(p);
+}
+template <bool NT, class V, class W, class T> AK_FN void put(W, T* p, V x, int n) {
+    if constexpr (W::tail) store_partial_from(p, x, n);
+    else if constexpr (NT) stream(p, x);
+    else store_from(p, x);
+}
+// Lanes beyond the row must not change a reduction.
+template <class V, class W> AK_FN V only(W, V x, V neutral, int n) {
+    if constexpr (W::tail) return select(first<V>(n), x, neutral);
+    else return x;
+}
+template <class T, class F> AK_FN F rounded(F x) {
+    T t[lane<F>::N];
+    store_from(t, x);
+    return load_as<F>((const T*)t);
+}
+";
+
+/// The text of a kernel file.
+pub(crate) fn emit(program: &Program, schedule: &Schedule, region: &Region) -> String {
+    let mut emitter = Emitter { program, schedule, region, bases: BTreeMap::new(), text: Text::default() };
+    emitter.find_bases();
+    emitter.header();
+    emitter.prelude();
+    emitter.rows();
+    emitter.entry();
+    emitter.text.out
+}
+
+const fn c_type(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F64 => "double",
+        Dtype::F32 => "float",
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
+        Dtype::I64 => "int64_t",
+        Dtype::I32 => "int32_t",
+        Dtype::I16 => "int16_t",
+        Dtype::I8 => "int8_t",
+        Dtype::U8 => "uint8_t",
+        Dtype::Bool => "bool",
+    }
+}
+
+impl Emitter<'_> {
+    fn element(&self) -> &'static str {
+        if self.program.wide { "double" } else { "float" }
+    }
+
+    fn input_type(&self, tensor: usize) -> &'static str {
+        c_type(self.region.inputs[tensor].meta.dtype)
+    }
+
+    fn output_dtype(&self, tensor: usize) -> Dtype {
+        self.region.output_metas()[tensor].dtype
+    }
+
+    fn has(&self, param: &str) -> bool {
+        self.schedule.params.contains_key(param)
+    }
+
+    fn find_bases(&mut self) {
+        let loads = self.program.loads.iter().map(|access| Base::of(access, false));
+        let stores = self.program.stores.iter().map(|store| Base::of(store.access(), true));
+        let (mut reads, mut writes) = (0, 0);
+        for base in loads.chain(stores) {
+            if self.bases.contains_key(&base) {
+                continue;
+            }
+            let (letter, count) = if base.output { ('q', &mut writes) } else { ('p', &mut reads) };
+            let name = format!("{letter}{count}");
+            *count += 1;
+            self.bases.insert(base, name);
+        }
+    }
+
+    fn base(&self, access: &Access, output: bool) -> &str {
+        self.bases.get(&Base::of(access, output)).map_or("", String::as_str)
+    }
+
+    fn args(&self) -> Vec<String> {
+        let inputs = (0..self.region.inputs.len()).map(|n| format!("in{n}"));
+        inputs.chain((0..self.region.outputs.len()).map(|n| format!("out{n}"))).collect()
+    }
+
+    /// Parameters of a C++ function that takes all tensors.
+    fn tensors(&self) -> String {
+        let inputs = (0..self.region.inputs.len()).map(|n| format!("const {}* __restrict in{n}", self.input_type(n)));
+        let outputs =
+            (0..self.region.outputs.len()).map(|n| format!("{}* __restrict out{n}", c_type(self.output_dtype(n))));
+        inputs.chain(outputs).collect::<Vec<_>>().join(", ")
+    }
+
+    fn header(&mut self) {
+        let mut text = String::from("/*@ autokernel 1\nlanguage = \"c++\"\n");
+        let _ = writeln!(text, "note = \"{}\"\n[params]", self.schedule.note);
+        for (name, values) in &self.schedule.params {
+            let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+            let _ = writeln!(text, "{name} = [{}]", values.join(", "));
+        }
+        let args: Vec<String> = self.args().iter().map(|name| format!("\"{name}\"")).collect();
+        let _ = writeln!(text, "[[launch]]\nentry = \"region\"\nargs = [{}, \"threads\"]\n@*/", args.join(", "));
+        self.text.out.push_str(&text);
+    }
+
+    fn prelude(&mut self) {
+        let (rows, row) = (self.program.rows(), self.program.row);
+        let ops = self.region.op_names().join(" ");
+        let vector = if self.program.wide { "vd" } else { "vf" };
+        let element = self.element();
+        let text = format!(
+            "// {ops}\n#include <stdint.h>\n#include \"autokernel/vec.h\"\n\nusing namespace ak;\n\n\
+             extern \"C\" int omp_get_thread_num(void);\nextern \"C\" int omp_get_num_threads(void);\n\n\
+             namespace {{\n\ntypedef {element} E;\ntypedef {vector} V;\nconstexpr int N = lane<V>::N;\n\
+             constexpr int64_t ROWS = {rows}, ROW = {row};\n\n{HELPERS}\n"
+        );
+        self.text.out.push_str(&text);
+    }
+
+    fn rows(&mut self) {
+        let tensors = self.tensors();
+        let what = if self.schedule.flat { "Elements" } else { "Rows" };
+        self.text.line(&format!("// {what} begin to end."));
+        self.text.line("template <bool NT>");
+        self.text.line(&format!("__attribute__((noinline)) void work({tensors}, int64_t begin, int64_t end) {{"));
+        for buffer in 0..self.schedule.buffers() {
+            self.text.line(&format!("alignas(64) E kept{buffer}[ROW];"));
+        }
+        if !self.schedule.flat {
+            self.text.line("for (int64_t r = begin; r < end; ++r) {");
+        }
+        self.pointers();
+        for pass in 0..self.schedule.passes.len() {
+            self.scalars(pass);
+            self.pass(pass);
+        }
+        self.scalars(self.schedule.passes.len());
+        self.row_stores();
+        if !self.schedule.flat {
+            self.text.line("}");
+        }
+        self.text.line("if (NT) fence();");
+        self.text.line("}\n");
+        self.text.line("}  // namespace\n");
+    }
+
+    /// The start of this row in each tensor.
+    fn pointers(&mut self) {
+        let kept = &self.program.kept;
+        if kept.len() > 1 {
+            self.text.line("int64_t rest = r;");
+            for (d, size) in kept.iter().enumerate().rev() {
+                if d > 0 {
+                    self.text.line(&format!("const int64_t k{d} = rest % {size}; rest /= {size};"));
+                } else {
+                    self.text.line("const int64_t k0 = rest;");
+                }
+            }
+        }
+        for (base, name) in &self.bases {
+            let mut at = String::new();
+            for (d, stride) in base.kept.iter().enumerate().filter(|(_, stride)| **stride != 0) {
+                let variable = if kept.len() > 1 { format!("k{d}") } else { "r".to_owned() };
+                let _ = write!(at, " + {variable} * {stride}");
+            }
+            let line = if base.output {
+                format!("{}* const {name} = out{}{at};", c_type(self.output_dtype(base.tensor)), base.tensor)
+            } else {
+                format!("const {}* const {name} = in{}{at};", self.input_type(base.tensor), base.tensor)
+            };
+            self.text.line(&line);
+        }
+    }
+
+    fn row_stores(&mut self) {
+        for store in &self.program.stores {
+            if let Store::Row(access, value) = store {
+                let value = self.scalar(*value);
+                let line = format!("store_one({} + {}, {value});", self.base(access, true), access.offset);
+                self.text.line(&line);
+            }
+        }
+    }
+
+    fn streamable(&self, access: &Access) -> bool {
+        self.has("STREAM") && can_stream(self.program, access, self.output_dtype(access.tensor))
+    }
+
+    fn entry(&mut self) {
+        let (args, tensors) = (self.args().join(", "), self.tensors());
+        self.text.line(&format!("extern \"C\" void region({tensors}, int64_t threads) {{"));
+        let aligned: Vec<String> = self
+            .program
+            .stores
+            .iter()
+            .filter(|store| matches!(store, Store::Lane(..)) && self.streamable(store.access()))
+            .map(|store| format!("uintptr_t(out{}) % 64 == 0", store.access().tensor))
+            .collect();
+        let streams = !aligned.is_empty();
+        if streams {
+            self.text.line(&format!("const bool nt = STREAM && {};", aligned.join(" && ")));
+        }
+        let call = |range: &str| {
+            if streams {
+                format!("nt ? work<true>({args}, {range}) : work<false>({args}, {range});")
+            } else {
+                format!("work<false>({args}, {range});")
+            }
+        };
+        let unit = if self.schedule.flat { FLAT_UNIT } else { 1 };
+        let total = if self.schedule.flat { "ROW" } else { "ROWS" };
+        self.text.line(&format!("constexpr int64_t UNITS = ({total} + {unit} - 1) / {unit};"));
+        self.text.line("int64_t n = ROWS * ROW / GRAIN;");
+        self.text.line("n = n < threads ? n : threads;\nn = n < UNITS ? n : UNITS;");
+        self.text.line("if (n <= 1) {");
+        self.text.line(&call(&format!("0, {total}")));
+        self.text.line("return;\n}");
+        self.text.line("#pragma omp parallel num_threads(int(n))\n{");
+        self.text.line("const int64_t t = omp_get_thread_num(), of = omp_get_num_threads();");
+        if self.schedule.flat {
+            self.text.line(&format!("const int64_t begin = UNITS * t / of * {unit}, stop = UNITS * (t + 1) / of * {unit};"));
+            self.text.line("const int64_t end = stop < ROW ? stop : ROW;");
+        } else {
+            self.text.line("const int64_t begin = UNITS * t / of, end = UNITS * (t + 1) / of;");
+        }
+        self.text.line(&call("begin, end"));
+        self.text.line("}\n}");
+    }
+
+    /// Loads of the first pass that a prefetch may fetch ahead.
+    fn ahead(&self, segment: usize) -> Vec<usize> {
+        if self.has("AHEAD") { streamed_loads(self.program, &self.schedule.body(self.program, 0, segment)) } else { vec![] }
+    }
+
+    fn expr(&self, id: Id) -> Expr {
+        self.program.arena.get(id)
+    }
+}

@@ -1,0 +1,169 @@
+//! Expressions as C++ text.
+
+use std::fmt::Write as _;
+
+use super::{Emitter, c_type};
+use crate::loops::{Binary, Compare, Expr, Id, Logic, Unary, for_each_operand};
+
+const fn unary(op: Unary) -> &'static str {
+    match op {
+        Unary::Neg => "-",
+        Unary::Abs => "abs",
+        Unary::Sqrt => "sqrt",
+        Unary::Rsqrt => "rsqrt",
+        Unary::Recip => "recip",
+        Unary::Exp => "exp",
+        Unary::Expm1 => "expm1",
+        Unary::Log => "log",
+        Unary::Log1p => "log1p",
+        Unary::Tanh => "tanh",
+        Unary::Erf => "erf",
+        Unary::Sigmoid => "sigmoid",
+        Unary::Sin => "sin",
+        Unary::Cos => "cos",
+        Unary::RoundTo(_) => "rounded",
+    }
+}
+
+const fn infix(op: Binary) -> Option<&'static str> {
+    match op {
+        Binary::Add => Some("+"),
+        Binary::Sub => Some("-"),
+        Binary::Mul => Some("*"),
+        Binary::Div => Some("/"),
+        Binary::Pow | Binary::Min | Binary::Max => None,
+    }
+}
+
+const fn comparison(op: Compare) -> &'static str {
+    match op {
+        Compare::Lt => "<",
+        Compare::Le => "<=",
+        Compare::Gt => ">",
+        Compare::Ge => ">=",
+        Compare::Eq => "==",
+        Compare::Ne => "!=",
+    }
+}
+
+impl Emitter<'_> {
+    fn literal(&self, bits: u64) -> String {
+        let value = f64::from_bits(bits);
+        let suffix = if self.program.wide { "" } else { "f" };
+        let narrow = if self.program.wide { value } else { f64::from(value as f32) };
+        if narrow.is_nan() {
+            format!("__builtin_nan{suffix}(\"\")")
+        } else if narrow.is_infinite() {
+            format!("{}__builtin_inf{suffix}()", if narrow < 0.0 { "-" } else { "" })
+        } else if self.program.wide {
+            format!("{value:?}")
+        } else {
+            format!("{:?}f", value as f32)
+        }
+    }
+
+    /// A row-level value.
+    pub(super) fn scalar(&self, id: Id) -> String {
+        match self.expr(id) {
+            Expr::Const(bits) => self.literal(bits),
+            Expr::Reduce(reduce) => format!("r{reduce}"),
+            _ => format!("s{}", id.0),
+        }
+    }
+
+    /// Any value inside a loop over the row.
+    pub(super) fn lanes(&self, id: Id) -> String {
+        if self.program.arena.is_lane(id) {
+            format!("v{}", id.0)
+        } else if self.program.arena.is_mask(id) {
+            format!("(splat(E({})) != splat(E(0)))", self.scalar(id))
+        } else {
+            format!("splat({})", self.scalar(id))
+        }
+    }
+
+    /// The operation itself, operands by name.
+    pub(super) fn operation(&self, id: Id) -> String {
+        let lane = self.program.arena.is_lane(id);
+        let name = |operand: Id| if lane { self.lanes(operand) } else { self.scalar(operand) };
+        match self.expr(id) {
+            Expr::Const(_) | Expr::Load(_) | Expr::Reduce(_) => String::new(),
+            Expr::Unary(Unary::Neg, a) => format!("-{}", name(a)),
+            Expr::Unary(Unary::RoundTo(dtype), a) => format!("rounded<{}>({})", c_type(dtype), name(a)),
+            Expr::Unary(op, a) => format!("{}({})", unary(op), name(a)),
+            Expr::Binary(op, a, b) => match infix(op) {
+                Some(sign) => format!("{} {sign} {}", name(a), name(b)),
+                None => {
+                    let function = match op {
+                        Binary::Min => "min",
+                        Binary::Max => "max",
+                        _ => "pow",
+                    };
+                    format!("{function}({}, {})", name(a), name(b))
+                }
+            },
+            Expr::Compare(op, a, b) => format!("{} {} {}", name(a), comparison(op), name(b)),
+            Expr::Logic(op, a, b) => {
+                let sign = match op {
+                    Logic::And => "&",
+                    Logic::Or => "|",
+                    Logic::Xor => "^",
+                };
+                format!("{} {sign} {}", name(a), name(b))
+            }
+            Expr::Not(a) => format!("{}{}", if lane { "~" } else { "!" }, name(a)),
+            Expr::Select(mask, a, b) => format!("select({}, {}, {})", name(mask), name(a), name(b)),
+        }
+    }
+
+    /// Row-level values that can be computed before `pass` but not earlier, and that anything needs.
+    pub(super) fn scalars(&mut self, pass: usize) {
+        let mut needed = vec![false; self.program.arena.len()];
+        for id in self.needed_scalars() {
+            needed[id.index()] = true;
+        }
+        for id in self.program.arena.ids() {
+            if !needed[id.index()] || self.schedule.stages[id.index()] != pass {
+                continue;
+            }
+            let value = match self.expr(id) {
+                Expr::Const(_) | Expr::Reduce(_) => continue,
+                Expr::Load(load) => {
+                    let access = &self.program.loads[load];
+                    format!("load_one<E>({} + {})", self.base(access, false), access.offset)
+                }
+                _ => self.operation(id),
+            };
+            let kind = if self.program.arena.is_mask(id) { "bool" } else { "E" };
+            let mut line = String::new();
+            let _ = write!(line, "const {kind} s{} = {value};", id.0);
+            self.text.line(&line);
+        }
+    }
+
+    fn needed_scalars(&self) -> Vec<Id> {
+        let mut open: Vec<Id> = vec![];
+        for pass in 0..self.schedule.passes.len() {
+            for segment in 0..self.program.segments.len() {
+                open.extend(self.schedule.roots(self.program, pass, segment));
+                for id in self.schedule.body(self.program, pass, segment) {
+                    if !self.schedule.reads_buffer(id, pass) {
+                        for_each_operand(self.expr(id), |operand| open.push(operand));
+                    }
+                }
+            }
+        }
+        open.extend(self.program.stores.iter().filter_map(|store| match store {
+            crate::loops::Store::Row(_, value) => Some(*value),
+            crate::loops::Store::Lane(..) => None,
+        }));
+        open.retain(|id| !self.program.arena.is_lane(*id));
+        let mut seen = std::collections::BTreeSet::new();
+        while let Some(id) = open.pop() {
+            if seen.insert(id) {
+                for_each_operand(self.expr(id), |operand| open.push(operand));
+            }
+        }
+        seen.into_iter().collect()
+    }
+}

@@ -1,0 +1,157 @@
+//! One pass over the row: accumulators, the loop over whole vectors, the rest.
+
+use super::Emitter;
+use crate::loops::{Expr, Id, Reduction, Store, Unary};
+
+const fn neutral(kind: Reduction) -> &'static str {
+    match kind {
+        Reduction::Sum => "E(0)",
+        Reduction::Max => "-E(__builtin_inf())",
+        Reduction::Min => "E(__builtin_inf())",
+    }
+}
+
+fn combine(kind: Reduction, a: &str, b: &str) -> String {
+    match kind {
+        Reduction::Sum => format!("{a} + {b}"),
+        Reduction::Max => format!("max({a}, {b})"),
+        Reduction::Min => format!("min({a}, {b})"),
+    }
+}
+
+const fn horizontal(kind: Reduction) -> &'static str {
+    match kind {
+        Reduction::Sum => "hsum",
+        Reduction::Max => "hmax",
+        Reduction::Min => "hmin",
+    }
+}
+
+impl Emitter<'_> {
+    pub(super) fn pass(&mut self, pass: usize) {
+        let unroll = format!("U{}", pass + 1);
+        let reduces = self.schedule.passes[pass].reduces.clone();
+        self.text.line(&format!("// Pass {} of {}.", pass + 1, self.schedule.passes.len()));
+        for reduce in &reduces {
+            self.text.line(&format!("E r{reduce};"));
+        }
+        self.text.line("{");
+        for reduce in &reduces {
+            let start = neutral(self.program.reduces[*reduce].kind);
+            self.text.line(&format!("V a{reduce}[{unroll}];"));
+            self.text.line(&format!("for (V& a : a{reduce}) a = splat({start});"));
+        }
+        for segment in 0..self.program.segments.len() {
+            self.segment(pass, segment, &unroll);
+        }
+        for reduce in &reduces {
+            let kind = self.program.reduces[*reduce].kind;
+            let joined = combine(kind, &format!("a{reduce}[0]"), &format!("a{reduce}[u]"));
+            self.text.line(&format!("for (int u = 1; u < {unroll}; ++u) a{reduce}[0] = {joined};"));
+            self.text.line(&format!("r{reduce} = {}(a{reduce}[0]);", horizontal(kind)));
+        }
+        self.text.line("}");
+    }
+
+    fn segment(&mut self, pass: usize, segment: usize, unroll: &str) {
+        let reduces = self.schedule.passes[pass].reduces.clone();
+        let (start, end) = self.program.segments[segment];
+        let (start, end) =
+            if self.schedule.flat { ("begin".to_owned(), "end".to_owned()) } else { (start.to_string(), end.to_string()) };
+        let parameters: String = reduces.iter().map(|reduce| format!(", V& a{reduce}")).collect();
+        let accumulators = |at: &str| -> String { reduces.iter().map(|reduce| format!(", a{reduce}[{at}]")).collect() };
+        let step = format!("step{segment}");
+        self.text.line(&format!("auto {step} = [&](auto whole, int64_t j, int n{parameters}) __attribute__((always_inline)) {{"));
+        self.body(pass, segment);
+        self.text.line("};");
+        self.text.line(&format!("int64_t j{segment} = {start};"));
+        let j = format!("j{segment}");
+        self.text.line(&format!("for (; j{segment} + {unroll} * N <= {end}; {j} += {unroll} * N) {{"));
+        self.text.line("#pragma GCC unroll 16");
+        self.text.line(&format!("for (int u = 0; u < {unroll}; ++u) {step}(Whole{{}}, {j} + u * N, N{});", accumulators("u")));
+        self.text.line("}");
+        self.text.line(&format!("for (; {j} + N <= {end}; {j} += N) {step}(Whole{{}}, {j}, N{});", accumulators("0")));
+        self.text.line(&format!("if ({j} < {end}) {step}(Tail{{}}, {j}, int({end} - {j}){});", accumulators("0")));
+    }
+
+    /// What happens at one vector of the row.
+    fn body(&mut self, pass: usize, segment: usize) {
+        let last = pass + 1 == self.schedule.passes.len();
+        if last {
+            self.prefetches(segment);
+        }
+        for id in self.schedule.body(self.program, pass, segment) {
+            let value = if self.schedule.reads_buffer(id, pass) {
+                format!("get<V>(whole, kept{} + j, n)", self.schedule.kept[&id])
+            } else if let Expr::Load(load) = self.expr(id) {
+                self.load(load)
+            } else {
+                self.operation(id)
+            };
+            self.text.line(&format!("const auto v{} = {value};", id.0));
+            if let Some(buffer) = self.schedule.kept.get(&id)
+                && self.schedule.stages[id.index()] == pass
+            {
+                self.text.line(&format!("put<false>(whole, kept{buffer} + j, v{}, n);", id.0));
+            }
+        }
+        for reduce in self.schedule.passes[pass].reduces.clone() {
+            let kind = self.program.reduces[reduce].kind;
+            let value = self.lanes(self.program.reduces[reduce].bodies[segment]);
+            let only = format!("only(whole, {value}, splat({}), n)", neutral(kind));
+            self.text.line(&format!("a{reduce} = {};", combine(kind, &format!("a{reduce}"), &only)));
+        }
+        for store in self.schedule.passes[pass].stores.clone() {
+            self.store(store, segment);
+        }
+    }
+
+    fn load(&self, load: usize) -> String {
+        let access = &self.program.loads[load];
+        let base = self.base(access, false);
+        let offset = if access.offset == 0 { String::new() } else { format!(" + {}", access.offset) };
+        match access.strides.last().copied().unwrap_or(0) {
+            1 => format!("get<V>(whole, {base}{offset} + j, n)"),
+            stride => format!("gather<V>({base}{offset} + j * {stride}, {stride}, n)"),
+        }
+    }
+
+    fn store(&mut self, number: usize, segment: usize) {
+        let Store::Lane(access, values) = &self.program.stores[number] else { return };
+        let dtype = self.output_dtype(access.tensor);
+        let id = values[segment];
+        // A store rounds by itself.
+        let id = match self.expr(id) {
+            Expr::Unary(Unary::RoundTo(to), inner) if to == dtype => inner,
+            _ => id,
+        };
+        let value = self.stored(id);
+        let offset = if access.offset == 0 { String::new() } else { format!(" + {}", access.offset) };
+        let nt = if self.streamable(access) { "NT" } else { "false" };
+        let line = format!("put<{nt}>(whole, {}{offset} + j, {value}, n);", self.base(access, true));
+        self.text.line(&line);
+    }
+
+    fn stored(&self, id: Id) -> String {
+        let value = self.lanes(id);
+        if self.program.arena.is_mask(id) { format!("select({value}, splat(E(1)), splat(E(0)))") } else { value }
+    }
+
+    /// Asks for what is read next, while this pass mostly writes.
+    fn prefetches(&mut self, segment: usize) {
+        let rows = self.schedule.passes.len() > 1;
+        let mut done = vec![];
+        for load in self.ahead(segment) {
+            let access = &self.program.loads[load];
+            let step = match (rows, self.program.kept.is_empty()) {
+                (true, false) => access.strides[access.strides.len() - 2],
+                _ => 1,
+            };
+            let line = format!("if (AHEAD) prefetch({} + {} + j + AHEAD * {step});", self.base(access, false), access.offset);
+            if step != 0 && !done.contains(&line) {
+                self.text.line(&line);
+                done.push(line);
+            }
+        }
+    }
+}

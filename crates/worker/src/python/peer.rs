@@ -1,0 +1,422 @@
+//! One JSON-lines connection to a Python process.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
+use rustix::process::Signal;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::output::{Output, clean};
+use super::process::{Process, wait_ready};
+
+/// Longest line in either direction.
+pub(super) const MAX_LINE: usize = 64 << 20;
+/// Longest message or traceback that is passed on.
+const MAX_TEXT: usize = 64 << 10;
+/// How long a fork may take.
+const FORK: Duration = Duration::from_mins(1);
+/// How long a group may take to stand still.
+const FREEZE: Duration = Duration::from_secs(10);
+/// How long a process that hung up may take to be gone.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It exited with this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+/// What can go wrong between a request and its reply.
+///
+/// After anything but [`PeerError::Remote`], [`PeerError::Request`] and [`PeerError::Frozen`] the
+/// child's state is unknown, so its group has been killed.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    /// The bridge reported an error; the child is alive and well.
+    #[error("{kind}: {message}")]
+    Remote {
+        /// Short word that callers match on, such as `no_model`.
+        kind: String,
+        /// One sentence or more.
+        message: String,
+        /// Python's traceback, or empty.
+        traceback: String,
+        /// Further fields of the error object.
+        data: Value,
+    },
+    /// The child is gone. Its exit is unknown for a forked child, which is not ours to reap.
+    #[error("Python process ended ({})", exit_text(*exit))]
+    Died {
+        /// How it ended.
+        exit: Option<Exit>,
+        /// The end of what it printed.
+        stderr: String,
+    },
+    /// No complete reply in time.
+    #[error("no reply to {op} in {seconds} s")]
+    Timeout {
+        /// The request.
+        op: String,
+        /// The limit.
+        seconds: f64,
+        /// The end of what it printed.
+        stderr: String,
+    },
+    /// The child broke the protocol.
+    #[error("broken reply: {what}")]
+    Protocol {
+        /// What is wrong.
+        what: String,
+    },
+    /// The request can't be sent as it is; nothing was sent.
+    #[error("request {what}")]
+    Request {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The child is frozen and can't answer.
+    #[error("the Python process is frozen")]
+    Frozen,
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+fn exit_text(exit: Option<Exit>) -> String {
+    match exit {
+        None => "status unknown".into(),
+        Some(Exit::Code(code)) => format!("exit code {code}"),
+        Some(Exit::Signal(signal)) => format!("signal {signal}"),
+    }
+}
+
+/// Shorthand for the operations that can only fail with a system call.
+pub(super) fn io_error(what: &'static str) -> impl Fn(io::Error) -> PeerError {
+    move |source| PeerError::Io { what, source }
+}
+
+/// Why an exchange came to nothing, before the child was looked at.
+enum Fault {
+    Late,
+    Gone,
+    Protocol(String),
+    Io(io::Error),
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    id: u64,
+    ok: Option<Value>,
+    error: Option<RemoteError>,
+}
+
+#[derive(Deserialize)]
+struct RemoteError {
+    kind: String,
+    message: String,
+    #[serde(default)]
+    traceback: Option<String>,
+    #[serde(flatten)]
+    data: Map<String, Value>,
+}
+
+/// A Python process that serves requests. Dropping it kills its process group.
+#[derive(Debug)]
+pub struct Peer {
+    // Before the socket, so that the child is killed and not merely hung up on.
+    process: Process,
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+    output: Arc<Output>,
+    frozen: AtomicBool,
+}
+
+impl Peer {
+    /// Takes over a started child and our end of its socket.
+    pub(super) fn new(process: Process, socket: OwnedFd, output: Arc<Output>) -> Result<Self, PeerError> {
+        rustix::io::ioctl_fionbio(&socket, true).map_err(|e| io_error("socket")(e.into()))?;
+        Ok(Self { process, socket, buffer: Vec::new(), output, frozen: AtomicBool::new(false) })
+    }
+
+    /// Sends `op` with the fields of `body` (an object) and waits for the reply.
+    pub fn request(&mut self, op: &str, body: Value, timeout: Duration) -> Result<Value, PeerError> {
+        self.exchange(op, body, None, timeout).map(|(value, _)| value)
+    }
+
+    /// The same with the time from just before the write to just after the reply is complete.
+    pub fn request_timed(
+        &mut self,
+        op: &str,
+        body: Value,
+        timeout: Duration,
+    ) -> Result<(Value, Duration), PeerError> {
+        self.exchange(op, body, None, timeout)
+    }
+
+    /// Zygote only: forks a child that serves on a connection of its own.
+    pub fn fork(&mut self) -> Result<Peer, PeerError> {
+        let deadline = Instant::now() + FORK;
+        let (ours, theirs) = socket_pair()?;
+        let (reply, _) = self.exchange("fork", Value::Object(Map::new()), Some(theirs.as_fd()), FORK)?;
+        drop(theirs);
+        let pid = reply.get("pid").and_then(Value::as_i64).and_then(|pid| i32::try_from(pid).ok());
+        let process = match Process::forked(pid.unwrap_or(0), self.pid(), deadline) {
+            Ok(process) => process,
+            Err(what) => return Err(self.fail(Fault::Protocol(what), "fork", FORK)),
+        };
+        Peer::new(process, ours, Arc::clone(&self.output))
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Whether the process still runs.
+    pub fn alive(&self) -> bool {
+        self.process.alive()
+    }
+
+    /// The end of what the process (and its zygote) printed.
+    pub fn output(&self) -> String {
+        self.output.text()
+    }
+
+    /// Stops the process group; returns when every thread of the child stands still.
+    pub fn freeze(&self) -> Result<(), PeerError> {
+        self.process.stop(Instant::now() + FREEZE).map_err(|e| self.signal_error("freeze", e))?;
+        self.frozen.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets a frozen group go on.
+    pub fn thaw(&self) -> Result<(), PeerError> {
+        self.process.signal(Signal::CONT).map_err(|e| self.signal_error("thaw", e))?;
+        self.frozen.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Reads the child's memory; freeze it first.
+    pub fn read_memory(&self, address: u64, buf: &mut [u8]) -> io::Result<()> {
+        // Opened each time: the file stands for the address space at the time of opening.
+        let memory = std::fs::File::open(format!("/proc/{}/mem", self.pid()))?;
+        // Only after opening does a live process prove that its number was not given away.
+        if !self.alive() {
+            return Err(rustix::io::Errno::SRCH.into());
+        }
+        memory.read_exact_at(buf, address)
+    }
+
+    /// Kills the process group and reaps the child.
+    pub fn kill(mut self) {
+        self.process.bury();
+    }
+
+    fn signal_error(&self, what: &'static str, source: io::Error) -> PeerError {
+        if self.alive() {
+            return PeerError::Io { what, source };
+        }
+        PeerError::Died { exit: self.process.exit(), stderr: self.output.last_words() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn frozen_for_tests(&self, frozen: bool) {
+        self.frozen.store(frozen, Ordering::Release);
+    }
+
+    fn exchange(
+        &mut self,
+        op: &str,
+        body: Value,
+        descriptor: Option<BorrowedFd<'_>>,
+        timeout: Duration,
+    ) -> Result<(Value, Duration), PeerError> {
+        let id = fresh_id()?;
+        let line = encode(id, op, body)?;
+        self.ready().map_err(|fault| self.fail(fault, op, timeout))?;
+        if self.frozen.load(Ordering::Acquire) {
+            return Err(PeerError::Frozen);
+        }
+        self.buffer.clear();
+        self.buffer.reserve(64 << 10);
+        let start = Instant::now();
+        let deadline = start + timeout;
+        let received = self.send(&line, descriptor, deadline).and_then(|()| self.receive(deadline));
+        let wall = start.elapsed();
+        let reply = received.and_then(|()| self.decode(id));
+        if self.buffer.capacity() > 1 << 20 {
+            self.buffer = Vec::new();
+        }
+        match reply {
+            Err(fault) => Err(self.fail(fault, op, timeout)),
+            Ok(Reply { ok: Some(value), error: None, .. }) => Ok((value, wall)),
+            Ok(Reply { error: Some(e), ok: None, .. }) => Err(PeerError::Remote {
+                kind: shorten(&e.kind),
+                message: shorten(&e.message),
+                traceback: shorten(e.traceback.as_deref().unwrap_or("")),
+                data: Value::Object(e.data),
+            }),
+            Ok(_) => Err(self.fail(Fault::Protocol("neither ok nor error".into()), op, timeout)),
+        }
+    }
+
+    /// Makes sure that the child waits for us. A reply that is there before its request would pass
+    /// for a fast one.
+    fn ready(&self) -> Result<(), Fault> {
+        if self.process.buried() {
+            return Err(Fault::Gone);
+        }
+        let mut byte = [0u8; 1];
+        match recv(&self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Err(rustix::io::Errno::AGAIN) if self.process.alive() => Ok(()),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNRESET) | Ok((_, 0)) => Err(Fault::Gone),
+            Ok(_) => Err(Fault::Protocol("message without a request".into())),
+            Err(e) => Err(Fault::Io(e.into())),
+        }
+    }
+
+    fn send(
+        &self,
+        mut line: &[u8],
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(), Fault> {
+        let rights = descriptor.as_ref().map(std::slice::from_ref);
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if let Some(rights) = rights {
+            control.push(SendAncillaryMessage::ScmRights(rights));
+        }
+        while !line.is_empty() {
+            match sendmsg(&self.socket, &[io::IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL) {
+                Ok(n) => {
+                    line = &line[n..];
+                    // The descriptor travels with the first byte, once.
+                    control.clear();
+                }
+                Err(rustix::io::Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(Fault::Gone),
+                Err(e) => return Err(Fault::Io(e.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the buffer with one line.
+    fn receive(&mut self, deadline: Instant) -> Result<(), Fault> {
+        loop {
+            self.wait(PollFlags::IN, deadline)?;
+            let old = self.buffer.len();
+            self.buffer.reserve(64 << 10);
+            match recv(&self.socket, rustix::buffer::spare_capacity(&mut self.buffer), RecvFlags::empty()) {
+                Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Err(Fault::Gone),
+                Ok(_) => {}
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
+                Err(e) => return Err(Fault::Io(e.into())),
+            }
+            match self.buffer[old..].iter().position(|b| *b == b'\n') {
+                Some(at) if old + at + 1 == self.buffer.len() => return Ok(()),
+                Some(_) => return Err(Fault::Protocol("more than one line".into())),
+                None if self.buffer.len() > MAX_LINE => {
+                    return Err(Fault::Protocol(format!("line longer than {MAX_LINE} bytes")));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Waits for the socket. The process handle is watched too: a grandchild that inherited the
+    /// other end would keep the connection open beyond the child's death.
+    fn wait(&self, flags: PollFlags, deadline: Instant) -> Result<(), Fault> {
+        let fds = [
+            PollFd::new(&self.socket, flags),
+            PollFd::from_borrowed_fd(self.process.handle(), PollFlags::IN),
+        ];
+        match wait_ready(fds, deadline).map_err(Fault::Io)? {
+            [true, _] => Ok(()),
+            [false, true] => Err(Fault::Gone),
+            [false, false] => Err(Fault::Late),
+        }
+    }
+
+    fn decode(&self, id: u64) -> Result<Reply, Fault> {
+        let reply: Reply = serde_json::from_slice(&self.buffer).map_err(|e| {
+            let start = clean(&self.buffer[..self.buffer.len().min(200)]);
+            Fault::Protocol(format!("{e} in {:?}", start.trim_end()))
+        })?;
+        if reply.id == id { Ok(reply) } else { Err(Fault::Protocol("reply to another request".into())) }
+    }
+
+    /// Ends the child, whose state nobody knows any more, and says why.
+    fn fail(&mut self, fault: Fault, op: &str, timeout: Duration) -> PeerError {
+        if matches!(fault, Fault::Gone) && !self.process.buried() {
+            // It may have closed the socket on its way out; its own exit status is worth a moment.
+            self.process.ends_before(Instant::now() + FAREWELL);
+        }
+        let exit = self.process.bury();
+        match fault {
+            Fault::Late => {
+                let stderr = self.output.last_words();
+                PeerError::Timeout { op: op.to_owned(), seconds: timeout.as_secs_f64(), stderr }
+            }
+            Fault::Gone => PeerError::Died { exit, stderr: self.output.last_words() },
+            Fault::Protocol(what) => PeerError::Protocol { what },
+            Fault::Io(source) => PeerError::Io { what: "socket", source },
+        }
+    }
+}
+
+/// A pair of connected stream sockets, closed on exec.
+pub(super) fn socket_pair() -> Result<(OwnedFd, OwnedFd), PeerError> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(|e| io_error("socketpair")(e.into()))
+}
+
+/// An id that the child can't guess, so that it can't answer a request before it was made.
+fn fresh_id() -> Result<u64, PeerError> {
+    let mut bytes = [0u8; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| io_error("getrandom")(e.into()))?;
+    // 53 bits: a whole number in every JSON library.
+    Ok(u64::from_le_bytes(bytes) >> 11)
+}
+
+fn encode(id: u64, op: &str, body: Value) -> Result<Vec<u8>, PeerError> {
+    let Value::Object(mut body) = body else { return Err(PeerError::Request { what: "is not an object" }) };
+    body.insert("id".into(), id.into());
+    body.insert("op".into(), op.into());
+    let mut line = Value::Object(body).to_string().into_bytes();
+    if line.len() >= MAX_LINE {
+        return Err(PeerError::Request { what: "is longer than a line may be" });
+    }
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Cleaned, and cut in the middle: both ends of a traceback matter.
+fn shorten(text: &str) -> String {
+    let text = clean(text.as_bytes());
+    if text.len() <= MAX_TEXT {
+        return text;
+    }
+    let head = text.floor_char_boundary(MAX_TEXT / 2);
+    let tail = text.ceil_char_boundary(text.len() - MAX_TEXT / 2);
+    format!("{}\n[…]\n{}", &text[..head], &text[tail..])
+}

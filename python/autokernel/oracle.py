@@ -1,0 +1,352 @@
+"""The trusted role: runs the user's model for capture, profile, inputs, truths and baselines."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _pytree as pytree
+
+from . import backend, graph, inputs, model, region, tensors
+from .wire import RequestError
+
+# The captured graph calls the same operators in the same element types as the model, so that most
+# models come out bit for bit. What may differ is the order of a sum (a product of matrices that is
+# called flattened, attention by another kernel), which moves a result by some tens of roundings.
+# In 16-bit types each operator rounds its result, whatever it summed in: a few roundings in all.
+_EQUAL = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+class Captured:
+    """One ATen graph with the real inputs of its first call in each draw."""
+
+    def __init__(self, gm: fx.GraphModule, constant: list[bool]):
+        self.gm = gm
+        self.constant = constant
+        self.json = graph.to_json(gm, constant)
+        self.inputs: dict[int, list[Any]] = {}
+        self.calls = 0
+
+    def values(self, draw: int, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """The values of the named nodes on the inputs of that draw; runs only what they need."""
+        nodes = {node.name: node for node in self.gm.graph.nodes}
+        needed: set[fx.Node] = set()
+        pending = [nodes[name] for name in names]
+        while pending:
+            node = pending.pop()
+            if node not in needed:
+                needed.add(node)
+                pending += node.all_input_nodes
+        wanted = frozenset(names)
+        return {node.name: value for node, value, _ in _interpret(self.gm, self.inputs[draw], wanted, needed) if node.name in wanted}
+
+
+def _interpret(
+    gm: fx.GraphModule, args: Sequence[Any], wanted: Collection[str] = (), needed: Collection[fx.Node] | None = None
+) -> Iterator[tuple[fx.Node, Any, float]]:
+    """Runs a graph node by node; yields each call with its time in microseconds, and with its value where wanted.
+
+    A value dies behind its last reader, and its death counts as that reader's time: so it is in the
+    model, and giving large memory back to the system costs as much as a kernel. Nothing else may hold
+    a value here, or it would die too late.
+    """
+    order = [node for node in gm.graph.nodes if node.op != "output" and (needed is None or node in needed)]
+    last = {operand: node for node in order for operand in node.all_input_nodes}
+    dead: dict[fx.Node, list[fx.Node]] = {}
+    for operand, reader in last.items():
+        dead.setdefault(reader, []).append(operand)
+    given = iter(args)
+    values: dict[fx.Node, Any] = {node: next(given) for node in gm.graph.nodes if node.op == "placeholder"}
+    results = set(gm.graph.find_nodes(op="output")[0].all_input_nodes)
+    with torch.no_grad():
+        for node in order:
+            call_args, call_kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            start = time.perf_counter_ns()
+            if node.op == "get_attr":
+                values[node] = graph.attribute(gm, str(node.target))
+            elif node.op == "call_function":
+                values[node] = node.target(*call_args, **call_kwargs)
+            del call_args, call_kwargs
+            for operand in dead.get(node, ()):
+                if operand not in results:
+                    del values[operand]
+            elapsed = (time.perf_counter_ns() - start) / 1000
+            yield node, values[node] if node.name in wanted else None, elapsed
+            if node not in last and node not in results:
+                del values[node]
+
+
+class Oracle:
+    """State of one oracle process: one model."""
+
+    def __init__(self) -> None:
+        self.loaded: model.LoadedModel | None = None
+        self.graphs: list[Captured] = []
+
+    def handlers(self) -> dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]:
+        """The operations by name."""
+        operations = (self.load, self.capture, self.profile, self.region_inputs, self.model_truth)
+        return {op.__name__: (lambda body, _fds, op=op: op(body)) for op in operations}
+
+    def model(self) -> model.LoadedModel:
+        if self.loaded is None:
+            raise RequestError("not_loaded", "`load` comes first")
+        return self.loaded
+
+    def load(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Loads the model and runs it once, so that what cannot work is said early."""
+        if threads := body.get("threads"):
+            torch.set_num_threads(threads)
+        self.graphs = []
+        loaded = model.load(body["model"], body.get("inputs") or (), body.get("seed", 0))
+        self.loaded = loaded
+        self._run(None)
+        parameters = loaded.module.parameters() if isinstance(loaded.module, torch.nn.Module) else ()
+        given = model.flatten((loaded.args, loaded.kwargs))
+        return {
+            "name": loaded.name,
+            "inputs": [described for t in given if (described := tensors.meta(t)) is not None],
+            "parameters": sum(p.numel() for p in parameters),
+            "training": False,
+        }
+
+    def _run(self, given: model.Inputs | None, function: Callable[..., Any] | None = None) -> list[torch.Tensor]:
+        """The outputs of the model (or of a stand-in for it), with its failures blamed on it."""
+        loaded = self.model()
+        args, kwargs = loaded.fresh_inputs() if given is None else model.copy_inputs(given)
+        try:
+            with torch.no_grad():
+                result = (loaded.module if function is None else function)(*args, **kwargs)
+        except Exception as error:
+            raise RequestError("model_raises", f"the model raised when it ran: {type(error).__name__}: {error}") from error
+        outputs = model.flatten(result)
+        if not outputs:
+            raise RequestError("not_tensor_output", f"the model returns no tensor, but {type(result).__name__}")
+        return [t.detach() for t in outputs]
+
+    def capture(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Captures the graphs, and makes sure that they are the model."""
+        loaded = self.model()
+        first = self._run(None)
+        second = loaded.draw(loaded.seed + 1)
+        expected = {0: first, 1: self._run(second)}
+        if any(not torch.isfinite(t).all() for outputs in expected.values() for t in outputs if t.is_floating_point()):
+            raise RequestError("non_finite", "the model's outputs hold NaN or infinity; nothing can be compared with them")
+        if not all(_same_bits(a, b) for a, b in zip(first, self._run(None))):
+            raise RequestError("not_deterministic", "two runs of the model on the same inputs differ; fix its seeds, or its state")
+        breaks: list[dict[str, Any]] = []
+        compiled, phase = self._compile(breaks)
+        errors = []
+        for draw, given in ((0, None), (1, second)):
+            phase.draw = draw
+            outputs = self._run(given, compiled)
+            errors += [_error(a, b) for a, b in zip(outputs, expected[draw], strict=True)]
+        breaks += _graph_breaks()
+        return {
+            "graphs": [captured.json for captured in self.graphs],
+            "breaks": breaks,
+            "outputs": [tensors.meta(t) for t in first],
+            "equal": {"max_relative_error": max(e for e, _ in errors), "ok": all(ok for _, ok in errors)},
+            "non_finite": False,
+            "deterministic": True,
+        }
+
+    def _compile(self, breaks: list[dict[str, Any]]) -> tuple[Callable[..., Any], _Phase]:
+        self.graphs = []
+        by_module: dict[int, Captured] = {}
+        phase = _Phase()
+
+        def record(gm: fx.GraphModule, _inputs: Sequence[Any], constant: list[bool]) -> fx.GraphModule:
+            if phase.draw == 0:
+                # A graph that only the second draw needs is not part of the example.
+                captured = by_module[id(gm)] = Captured(gm, constant)
+                self.graphs.append(captured)
+            return gm
+
+        def observe(gm: fx.GraphModule, args: Sequence[Any]) -> None:
+            captured = by_module.get(id(gm))
+            if captured is None:
+                return
+            if phase.draw == 0:
+                captured.calls += 1
+            if phase.draw not in captured.inputs:
+                # Clones: the model may write to what it gave. Parameters are kept as they are.
+                pairs = zip(args, captured.constant)
+                captured.inputs[phase.draw] = [a if c or not isinstance(a, torch.Tensor) else a.detach().clone() for a, c in pairs]
+
+        def fell_back(reason: str) -> None:
+            if self.graphs and not self.graphs[-1].calls:
+                self.graphs.pop()
+            breaks.append({"reason": f"no usable ATen graph: {reason}", "file": None, "line": None})
+
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        target = self.model().module
+        return backend.compile_model(target, backend.aot_backend(record, "eager", observe, fell_back)), phase
+
+    def profile(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Median time of each node, and of the whole model, measured in turns."""
+        repeats = max(int(body.get("repeats", 5)), 1)
+        loaded = self.model()
+        totals: list[float] = []
+        times: list[dict[str, list[float]]] = [{} for _ in self.graphs]
+        for repeat in range(-1, repeats):  # the first round warms up
+            args, kwargs = loaded.fresh_inputs()
+            with torch.no_grad():
+                start = time.perf_counter_ns()
+                loaded.module(*args, **kwargs)
+                total = (time.perf_counter_ns() - start) / 1000
+            for captured, nodes in zip(self.graphs, times):
+                for node, _, elapsed in _interpret(captured.gm, captured.inputs[0]) if 0 in captured.inputs else ():
+                    if repeat >= 0 and node.op == "call_function":
+                        nodes.setdefault(node.name, []).append(elapsed * captured.calls)
+            if repeat >= 0:
+                totals.append(total)
+        medians = [{"nodes": {name: statistics.median(samples) for name, samples in nodes.items()}} for nodes in times]
+        return {"total_us": statistics.median(totals), "graphs": medians}
+
+    def region_inputs(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Writes input sets of several families with their truths and baselines."""
+        occurrence, wanted = body["occurrence"], body["region"]
+        if occurrence["graph"] >= len(self.graphs):
+            raise RequestError("not_captured", "`capture` comes first")
+        captured = self.graphs[occurrence["graph"]]
+        names = occurrence["inputs"]
+        recorded: list[list[torch.Tensor]] = []
+        for draw in (0, 1):
+            if draw in captured.inputs:
+                values = captured.values(draw, names)
+                recorded.append([values[name] for name in names])
+        if not recorded:
+            raise RequestError("not_captured", "the graph of this region did not run on the example inputs")
+        nodes = {node.name: node for node in captured.gm.graph.nodes}
+        known = [inputs.known_range(nodes[name]) for name in names]
+        sets, seed = int(body.get("sets", 10)), int(body.get("seed", 0))
+        return inputs.write_sets(wanted, recorded, known, sets, seed, Path(body["dir"]))
+
+    def model_truth(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The model's outputs in fp64 and in its own types, for each seed of inputs."""
+        loaded, folder = self.model(), Path(body["dir"])
+        folder.mkdir(parents=True, exist_ok=True)
+        wide = _widened(loaded.module)
+        draws = []
+        for number, seed in enumerate(body["draws"]):
+            given = loaded.draw(seed)
+            own = self._run(given)
+            truth = _run_wide(wide, given, own) if wide is not None else None
+            if truth is None:
+                # All draws must be measured against the same kind of truth.
+                if wide is not None and number > 0:
+                    return self.model_truth_own(body)
+                wide, truth = None, [t.double() for t in own]
+            draws.append(_write_draw(folder, number, truth, own))
+        return {"draws": draws, "widened": wide is not None}
+
+    def model_truth_own(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The same without widening."""
+        loaded, folder, draws = self.model(), Path(body["dir"]), []
+        for number, seed in enumerate(body["draws"]):
+            own = self._run(loaded.draw(seed))
+            draws.append(_write_draw(folder, number, [t.double() for t in own], own))
+        return {"draws": draws, "widened": False}
+
+
+class _Phase:
+    """Which draw of inputs is running."""
+
+    draw = 0
+
+
+def _write_draw(folder: Path, number: int, truth: list[torch.Tensor], own: list[torch.Tensor]) -> dict[str, Any]:
+    return {
+        "truth": [tensors.write(t.contiguous(), folder / f"draw{number}-truth{i}") for i, t in enumerate(truth)],
+        "baseline": [tensors.write(t.contiguous(), folder / f"draw{number}-baseline{i}") for i, t in enumerate(own)],
+    }
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def _error(result: torch.Tensor, expected: torch.Tensor) -> tuple[float, bool]:
+    """Root mean square of the difference over that of the expected values, and whether it is small enough."""
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return float(torch.finfo(torch.float64).max), False
+    if not expected.dtype.is_floating_point:
+        same = torch.equal(result, expected)
+        return (0.0 if same else 1.0), same
+    difference = torch.linalg.vector_norm(result.double() - expected.double()).item()
+    scale = torch.linalg.vector_norm(expected.double()).item()
+    error = difference / scale if scale > 0 else difference
+    if error != error or error in (float("inf"),):
+        return float(torch.finfo(torch.float64).max), False
+    return error, error <= _EQUAL.get(expected.dtype, 1e-5)
+
+
+def _graph_breaks() -> list[dict[str, Any]]:
+    """What Dynamo could not trace, with the user's line where it is known."""
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    found, seen = [], set()
+    for entry in graph_break_reasons:
+        frame = entry.user_stack[-1] if entry.user_stack else None
+        described = (entry.reason.splitlines()[0], getattr(frame, "filename", None), getattr(frame, "lineno", None))
+        if described not in seen:
+            seen.add(described)
+            found.append(dict(zip(("reason", "file", "line"), described)))
+    for reason in counters["graph_break"]:
+        # Frames that were skipped as a whole are only counted.
+        text = str(reason).splitlines()[0]
+        if not any(text in known or known in text for known, _, _ in seen):
+            found.append({"reason": text, "file": None, "line": None})
+    return found
+
+
+class _Wide(TorchDispatchMode):
+    """Turns every request for a narrower float type into one for fp64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def widen(value: Any) -> Any:
+            return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+        args, kwargs = pytree.tree_map(widen, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _widened(module: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A deep copy in fp64; a function is taken as it is."""
+    if not isinstance(module, torch.nn.Module):
+        return module
+    try:
+        return copy.deepcopy(module).double()
+    except Exception:  # noqa: BLE001: a model that cannot be copied is judged in its own types
+        return None
+
+
+def _run_wide(wide: Callable[..., Any], given: model.Inputs, own: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The fp64 outputs, or ``None`` where some part of the model stayed narrow."""
+
+    def widen(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    args, kwargs = pytree.tree_map(widen, model.copy_inputs(given))
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.no_grad(), _Wide():
+            outputs = model.flatten(wide(*args, **kwargs))
+    except Exception:  # noqa: BLE001: any failure means that this model has no fp64 form
+        return None
+    finally:
+        torch.set_default_dtype(default)
+    fits = len(outputs) == len(own) and all(
+        w.shape == o.shape and (w.dtype == torch.float64 if o.is_floating_point() else True) for w, o in zip(outputs, own)
+    )
+    return [t.double() for t in outputs] if fits else None

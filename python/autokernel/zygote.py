@@ -1,0 +1,240 @@
+"""The zygote: imports torch, builds and compiles one subject, runs no kernel, and forks.
+
+A child starts with everything compiled and with no thread but its own, so OpenMP makes its pool in
+the child. Children of one zygote are fresh processes at the price of a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+# numpy's own thread pool would start with the import, in a process that is to be forked.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import torch
+
+from . import backend, model, region as regions, tensors
+from .package import open_package
+from .wire import Connection, RequestError, Stop, serve
+
+_PR_SET_PDEATHSIG = 1
+
+
+def threads_alive() -> int:
+    """Threads of this process, Python's and native ones."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def empty_inputs(region: dict[str, Any]) -> list[torch.Tensor]:
+    """Memory of the right sizes and strides; nothing is computed and nothing is in it."""
+    metas = [item["meta"] for item in region["inputs"]]
+    return [torch.empty_strided(meta["shape"], meta["stride"], dtype=tensors.DTYPES[meta["dtype"]]) for meta in metas]
+
+
+def compile_region(region: dict[str, Any]) -> Callable[..., Any]:
+    """The region under Inductor as it comes, without Dynamo's guards: what it would cost inside a larger graph."""
+    from torch._inductor.compile_fx import compile_fx
+
+    with torch.no_grad():
+        return compile_fx(regions.to_graph_module(region), empty_inputs(region))
+
+
+class Subject:
+    """What is measured: a callable, and where its arguments come from."""
+
+    def __init__(self, run: Callable[..., Any], draw: Callable[[int], Any] | None = None, report: Callable[[], Any] | None = None):
+        self.run, self.draw, self.report = run, draw, report
+
+
+def _region_subject(subject: dict[str, Any]) -> Subject:
+    region, how = subject["region"], subject["how"]
+    if how == "eager":
+        return Subject(regions.to_graph_module(region).forward)
+    if how == "inductor":
+        return Subject(compile_region(region))
+    if how == "package":
+        try:
+            return Subject(open_package(subject["package"]).kernel(region["id"]).call)
+        except LookupError as error:
+            raise RequestError("unsuitable", str(error.args[0])) from None
+    raise RequestError("protocol", f"a region can't be run as {how!r}")
+
+
+def _model_subject(subject: dict[str, Any], threads: int) -> Subject:
+    loaded = model.load(subject["model"], subject.get("inputs") or (), subject.get("seed", 0))
+    form = subject["form"]
+    if form in ("eager", "original"):
+        return Subject(loaded.module, loaded.draw)
+    if form == "compile":
+        compiled = backend.compile_model(loaded.module, backend.stock_inductor())
+    elif form in ("ours+eager", "ours+inductor"):
+        compiled = open_package(subject["package"]).load(loaded.module, form=form)
+    else:
+        raise RequestError("protocol", f"a model can't be run as {form!r}")
+    # Dynamo guards on the thread count: compiling under another one would mean compiling again in
+    # every child. Setting it starts no thread.
+    torch.set_num_threads(threads)
+    if compiled is not loaded.module:
+        args, kwargs = loaded.fresh_inputs()
+        backend.compile_ahead(compiled, args, kwargs)
+    return Subject(compiled, loaded.draw, getattr(compiled, "autokernel_report", None))
+
+
+class Zygote:
+    """The handlers of the role."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.subject: Subject | None = None
+        self.threads = 1
+
+    def handlers(self) -> dict[str, Any]:
+        return {"prepare": self.prepare, "fork": self.fork, "quit": _quit}
+
+    def prepare(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
+        import time
+
+        subject = body["subject"]
+        self.threads = int(body.get("threads") or subject.get("threads") or 1)
+        # The compiler's children must be waited for; see fork.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        backend.codegen_threads(self.threads)
+        torch.set_num_threads(1)
+        started = time.perf_counter()
+        if subject["kind"] == "region":
+            self.subject = _region_subject(subject)
+        elif subject["kind"] == "model":
+            self.subject = _model_subject(subject, self.threads)
+        else:
+            raise RequestError("protocol", f"unknown kind of subject: {subject['kind']!r}")
+        seconds = time.perf_counter() - started
+        reply = {"ready": True, "compile_seconds": seconds, "threads_alive": threads_alive()}
+        if self.subject.report is not None:
+            report = self.subject.report()
+            reply["matched"], reply["places"] = report.matched, dict(report.places)
+        # What is here now stays: a collection in a child would only copy its pages.
+        gc.collect()
+        gc.freeze()
+        return reply
+
+    def fork(self, _body: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        if self.subject is None:
+            raise RequestError("protocol", "fork before prepare")
+        if len(descriptors) != 1:
+            raise RequestError("protocol", f"fork needs one descriptor, {len(descriptors)} came")
+        # Nobody here waits for the children; the kernel buries them.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _child(self, parent, descriptors[0])
+        os.close(descriptors[0])
+        try:
+            os.setpgid(pid, pid)  # The child does the same; whoever comes first.
+        except OSError:
+            pass
+        return {"pid": pid}
+
+
+def _quit(_body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
+    raise Stop({})
+
+
+def _child(zygote: Zygote, parent: int, fd: int) -> None:
+    """The life of a child; never returns."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        try:
+            os.setpgid(0, 0)
+        except OSError:
+            pass
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        zygote.connection.close()
+        torch.set_num_threads(zygote.threads)
+        torch.set_grad_enabled(False)
+        serve(Connection.from_fd(fd), Child(zygote.subject).handlers())
+        status = 0
+    except BaseException:  # noqa: BLE001: nothing may climb into the zygote's own loop
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+class Child:
+    """Runs staged calls and says where their results lie."""
+
+    def __init__(self, subject: Subject):
+        self.subject = subject
+        self.staged: list[tuple[tuple, dict]] = []
+        self.results: list[Any] = []
+        self._words: dict[Any, dict[str, Any]] = {}
+        # Forked children would share one address layout, and with it its luck; shift each a little.
+        self._padding = [torch.empty(4096 * (1 + byte)) for byte in os.urandom(2)]
+
+    def handlers(self) -> dict[str, Any]:
+        return {"stage": self.stage, "batch": self.batch, "outputs": self.outputs, "release": self.release, "quit": _quit}
+
+    def stage(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
+        self.staged, self.results = [], []
+        if "draws" in body:
+            if self.subject.draw is None:
+                raise RequestError("protocol", "a region has no draws of its own")
+            for seed in body["draws"]:
+                args, kwargs = model.copy_inputs(self.subject.draw(seed))
+                self.staged.append((tuple(args), kwargs))
+        else:
+            for entry in body["sets"]:
+                self.staged.append((tuple(tensors.read(file) for file in entry["inputs"]), {}))
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        return {"staged": len(self.staged)}
+
+    def batch(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
+        """Runs the calls back to back. With `addresses: false` the reply says only that they are done; see `outputs`."""
+        run = self.subject.run
+        calls = [self.staged[index] for index in body["calls"]]
+        self.results = results = []
+        keep = results.append
+        for args, kwargs in calls:
+            keep(run(*args, **kwargs))
+        if body.get("addresses", True):
+            return self.outputs(body, _descriptors)
+        return {"done": len(results)}
+
+    def outputs(self, _body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
+        return {"outputs": [[self._describe(item) for item in model.flatten(result)] for result in self.results]}
+
+    def release(self, _body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
+        """Frees the last batch's results outside of the next one's time."""
+        self.results = []
+        return {}
+
+    def _describe(self, item: torch.Tensor) -> dict[str, Any]:
+        key = (item.dtype, item.shape, item.stride())
+        words = self._words.get(key)
+        if words is None:
+            described = tensors.meta(item)
+            if described is None or item.device.type != "cpu":
+                raise RequestError("unsupported_output", f"a result is {item.dtype}, {item.layout}, on {item.device}")
+            words = {"bytes": tensors.extent(described["shape"], described["stride"]) * item.element_size(), **described}
+            self._words[key] = words
+        return {"address": item.data_ptr(), **words}
+
+
+def main(connection: Connection | None = None) -> None:
+    """Serves the role until the parent is gone."""
+    connection = connection or Connection.from_environment()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    serve(connection, Zygote(connection).handlers())

@@ -1,0 +1,216 @@
+"""The zygote over a real socket, its children read through /proc/PID/mem as the parent reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+import handmade as hm
+from autokernel import tensors
+
+BRIDGE = Path(__file__).parents[1]
+
+MODEL = '''
+import torch
+from handmade import Model as _Model, ROWS, WIDTH
+
+class Model(_Model):
+    pass
+
+def get_inputs():
+    return [torch.randn(ROWS, WIDTH)]
+'''
+
+
+class Peer:
+    """The parent's end of a connection."""
+
+    def __init__(self, sock: socket.socket):
+        self.sock, self.buffer, self.count = sock, b"", 0
+        sock.settimeout(120)
+
+    def request(self, op, fds=(), **body):
+        self.count += 1
+        line = json.dumps({"id": self.count, "op": op, **body}).encode() + b"\n"
+        socket.send_fds(self.sock, [line], list(fds)) if fds else self.sock.sendall(line)
+        while b"\n" not in self.buffer:
+            data = self.sock.recv(1 << 16)
+            if not data:
+                raise ConnectionError(f"the peer is gone during {op}")
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise RuntimeError(reply["error"]["kind"] + ": " + reply["error"]["message"] + reply["error"].get("traceback", ""))
+        assert reply["id"] == self.count
+        return reply["ok"]
+
+
+class Zygote(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="autokernel-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def start(self) -> Peer:
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": f"{BRIDGE}:{Path(__file__).parent}", "AUTOKERNEL_FD": str(theirs.fileno())}
+        process = subprocess.Popen([sys.executable, "-B", "-m", "autokernel", "zygote"], env=environment, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self.addCleanup(process.wait, 20)
+        self.addCleanup(ours.close)
+        self.process = process
+        return Peer(ours)
+
+    def child(self, zygote: Peer) -> tuple[Peer, int]:
+        ours, theirs = socket.socketpair()
+        pid = zygote.request("fork", fds=[theirs.fileno()])["pid"]
+        theirs.close()
+        self.addCleanup(ours.close)
+        return Peer(ours), pid
+
+    def stage_region(self, child: Peer, sets) -> None:
+        described = []
+        for index, inputs in enumerate(sets):
+            files = [tensors.write(item, self.folder / f"{index}-{place}") for place, item in enumerate(inputs)]
+            described.append({"inputs": files})
+        self.assertEqual(child.request("stage", sets=described), {"staged": len(sets)})
+
+    def read(self, pid: int, described) -> torch.Tensor:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(described["address"])
+            data = memory.read(described["bytes"])
+        storage = torch.frombuffer(bytearray(data), dtype=tensors.DTYPES[described["dtype"]])
+        return storage.as_strided(described["shape"], described["stride"])
+
+    def region(self, how: str, region, plan, function, openmp=False) -> None:
+        package = hm.make_package(self.folder / "p", "ours+eager")
+        zygote = self.start()
+        ready = zygote.request("prepare", subject={"kind": "region", "region": region, "how": how, "package": str(package)}, threads=2)
+        self.assertEqual(ready["threads_alive"], 1)
+        sets = [[torch.randn(item["meta"]["shape"]) for item in region["inputs"]] for _ in range(2)]
+        for _ in range(2):  # two children of one zygote
+            child, pid = self.child(zygote)
+            self.stage_region(child, sets)
+            self.assertEqual(os.getpgid(pid), pid)
+            calls = [1, 0, 1]
+            replies = child.request("batch", calls=calls)["outputs"]
+            os.killpg(pid, signal.SIGSTOP)
+            threads = len(os.listdir(f"/proc/{pid}/task"))
+            for which, outputs in zip(calls, replies):
+                wanted = function(*sets[which])
+                wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+                self.assertEqual(len(outputs), len(wanted))
+                for described, expected in zip(outputs, wanted):
+                    torch.testing.assert_close(self.read(pid, described), expected, rtol=1e-5, atol=1e-5)
+            os.killpg(pid, signal.SIGCONT)
+            addresses = [item["address"] for outputs in replies for item in outputs]
+            self.assertEqual(len(set(addresses)), len(addresses))
+            if openmp:
+                self.assertEqual(threads, 2)
+            self.assertEqual(child.request("release"), {})
+            self.assertEqual(child.request("batch", calls=[0], addresses=False), {"done": 1})
+            self.assertEqual(len(child.request("outputs")["outputs"]), 1)
+            child.request("quit")
+
+    def test_region_eager(self):
+        self.region("eager", hm.rms_region(), hm.rms_plan(), hm.rms_norm)
+
+    def test_region_package(self):
+        self.region("package", hm.rms_region(), hm.rms_plan(), hm.rms_norm, openmp=True)
+
+    def test_region_package_two_outputs(self):
+        self.region("package", hm.gate_region(), hm.gate_plan(), hm.sum_and_gate, openmp=True)
+
+    def test_region_inductor_with_two_threads(self):
+        # Large enough for Inductor to write a parallel loop.
+        region = hm.make_region(hm.sum_and_gate, [torch.randn(512, 512), torch.randn(512, 512)])
+        self.region("inductor", region, None, hm.sum_and_gate, openmp=True)
+
+    def model(self, form: str) -> None:
+        package = hm.make_package(self.folder / "p", "ours+eager")
+        (self.folder / "model_file.py").write_text(MODEL)
+        spec = str(self.folder / "model_file.py")
+        zygote = self.start()
+        subject = {"kind": "model", "model": spec, "form": form, "package": str(package), "seed": 3}
+        ready = zygote.request("prepare", subject=subject, threads=2)
+        self.assertEqual(ready["threads_alive"], 1)
+        if form.startswith("ours"):
+            self.assertEqual((ready["matched"], sum(ready["places"].values())), (2, 3))
+        child, pid = self.child(zygote)
+        self.assertEqual(child.request("stage", draws=[3, 4]), {"staged": 2})
+        started = time.perf_counter()
+        replies = child.request("batch", calls=[0, 1])["outputs"]
+        self.assertLess(time.perf_counter() - started, 2, "the child compiled again")
+        sys.path.insert(0, str(BRIDGE))
+        from autokernel import model as models
+
+        loaded = models.load(spec, seed=3)
+        for seed, outputs in zip((3, 4), replies):
+            args, kwargs = loaded.draw(seed)
+            with torch.no_grad():
+                expected = loaded.module(*args, **kwargs)
+            torch.testing.assert_close(self.read(pid, outputs[0]), expected, rtol=1e-5, atol=1e-5)
+
+    def test_model_eager(self):
+        self.model("eager")
+
+    def test_model_compile(self):
+        self.model("compile")
+
+    def test_model_ours_eager(self):
+        self.model("ours+eager")
+
+    def test_model_ours_inductor(self):
+        self.model("ours+inductor")
+
+    def test_children_die_with_the_zygote(self):
+        zygote = self.start()
+        zygote.request("prepare", subject={"kind": "region", "region": hm.rms_region(), "how": "eager"}, threads=1)
+        _, first = self.child(zygote)
+        _, second = self.child(zygote)
+        os.kill(first, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait(20)
+        deadline = time.monotonic() + 10
+        for pid in (first, second):
+            while _alive(pid) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self.assertFalse(_alive(pid))
+
+    def test_errors_have_kinds(self):
+        zygote = self.start()
+        ours, theirs = socket.socketpair()
+        with self.assertRaisesRegex(RuntimeError, "protocol: fork before prepare"):
+            zygote.request("fork", fds=[theirs.fileno()])
+        with self.assertRaisesRegex(RuntimeError, "file_not_found"):
+            zygote.request("prepare", subject={"kind": "model", "model": "nowhere.py", "form": "eager"}, threads=1)
+        package = hm.make_package(self.folder / "p", "ours+eager")
+        (package / "artefacts" / f"{hm.rms_region()['id']}.so").unlink()
+        with self.assertRaisesRegex(RuntimeError, "unsuitable"):
+            zygote.request("prepare", subject={"kind": "region", "region": hm.rms_region(), "how": "package", "package": str(package)}, threads=1)
+        ours.close(), theirs.close()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    unittest.main()
