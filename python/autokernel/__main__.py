@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 
@@ -21,6 +22,9 @@ def main() -> int:
 
     if options.role == "capture":
         return _capture(options)
+    if options.role == "zygote":
+        # numpy's OpenBLAS starts its threads when it is loaded; a zygote has none, or its children would hang.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from . import wire
 
     # Taken before torch is imported: what native libraries print at start must not reach the parent's stdout.
@@ -37,8 +41,6 @@ def main() -> int:
 
 
 def _capture(options: argparse.Namespace) -> int:
-    import os
-
     from .wire import RequestError, redirect_stdout
 
     out = os.fdopen(os.dup(1), "w")

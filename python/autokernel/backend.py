@@ -77,6 +77,7 @@ def aot_backend(
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        from torch._dynamo.exc import RestartAnalysis
         from torch._functorch.aot_autograd import aot_module_simplified
 
         constant = _constant_inputs(gm, example_inputs)
@@ -99,9 +100,9 @@ def aot_backend(
                 compiled = aot_module_simplified(
                     gm, example_inputs, fw_compiler=forward, bw_compiler=backward, inference_compiler=forward
                 )
-        except (TransformError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, TransformError):
-                raise
+        except (TransformError, RestartAnalysis):
+            raise
+        except Exception as error:  # noqa: BLE001: the Dynamo graph is the way back from anything
             fell_back(error)
             return _stoppable(gm.forward)
         return _Proving(compiled, gm, fell_back)
@@ -173,14 +174,13 @@ def _inductor(gm: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
     from torch.utils._python_dispatch import _disable_current_modes
 
-    fresh = fx.GraphModule(gm, fx.Graph())
-    values: dict[fx.Node, fx.Node] = {}
-    output = fresh.graph.graph_copy(gm.graph, values)
-    fresh.graph.output(output if isinstance(output, tuple) else tuple(output))
+    copied = fx.Graph()
+    output = copied.graph_copy(gm.graph, {})
+    copied.output(tuple(output))
     # Fake tensors of the first tracing belong to a mode that is closed.
-    for node in fresh.graph.nodes:
+    for node in copied.nodes:
         node.meta = {}
-    fresh.recompile()
+    fresh = fx.GraphModule(gm, copied)
     # AOTAutograd runs a graph for the first time under a mode that inspects operators; tracing there fails.
     with torch.no_grad(), _disable_current_modes():
         return compile_fx(fresh, list(args))

@@ -291,7 +291,10 @@ def _draw(source: _Source, form: Family, generator: torch.Generator, use_seen: b
 
 # ---- what the graph says about a value
 
-_NOT_NEGATIVE = frozenset("abs relu relu6 exp exp2 sqrt rsqrt sigmoid hardsigmoid softplus _softmax softmax square cosh norm linalg_vector_norm var".split())
+_NOT_NEGATIVE = frozenset(
+    "abs relu relu6 exp exp2 sqrt rsqrt sigmoid hardsigmoid softplus _softmax softmax square cosh norm "
+    "linalg_vector_norm var".split()
+)
 _AT_MOST_ONE = frozenset("sigmoid hardsigmoid _softmax softmax".split())
 _PASSES = frozenset(
     "view _unsafe_view reshape expand permute transpose t unsqueeze squeeze slice select split split_with_sizes chunk clone alias detach "

@@ -181,6 +181,7 @@ class Kernel:
         self._warned = False
         #: The direct callable: tensors in, a tensor (or a tuple of them) out.
         self.call: Callable[..., Any] = self._specialise(plan, alignment)
+        self._implementation = self._specialise(plan, alignment, operator=True)
 
     def original(self, *inputs: torch.Tensor) -> Any:
         """The region's own operators, differentiable like any others."""
@@ -191,8 +192,11 @@ class Kernel:
         if not self._warned:
             self._warned = True
             found = ", ".join(f"{item.dtype} {list(item.shape)} strides {list(item.stride())}" for item in inputs)
-            warnings.warn(f"autokernel: region {self.id} was built for other inputs than ({found}); the original operators run", stacklevel=3)
+            warnings.warn(f"autokernel: region {self.id} was built for other sizes, strides, types or alignment than those of ({found}); the original operators run", stacklevel=3)
         return self.original(*inputs)
+
+    def _operator_mismatch(self, *inputs: torch.Tensor) -> Any:
+        return _detached(self._mismatch(*inputs), inputs)
 
     def _entry(self, name: str, arity: int):
         try:
@@ -204,8 +208,11 @@ class Kernel:
         function.restype = None
         return function
 
-    def _specialise(self, plan: dict[str, Any], alignment: int) -> Callable[..., Any]:
-        """Writes the call as straight-line Python for this arity; a loop would cost more than the call itself."""
+    def _specialise(self, plan: dict[str, Any], alignment: int, operator: bool = False) -> Callable[..., Any]:
+        """Writes the call as straight-line Python for this arity; a loop would cost more than the call itself.
+
+        The body of an operator stands below autograd, and must not return what it was given.
+        """
         names = [f"i{index}" for index in range(len(self._inputs))]
         scope: dict[str, Any] = {
             "check": assert_size_stride,
@@ -213,12 +220,12 @@ class Kernel:
             "threads": torch.get_num_threads,
             "grad_enabled": torch.is_grad_enabled,
             "original": self.original,
-            "mismatch": self._mismatch,
+            "mismatch": self._operator_mismatch if operator else self._mismatch,
         }
         arguments = ", ".join(names)
         body: list[str] = []
         floats = [name for name, (_, _, dtype) in zip(names, self._inputs) if dtype.is_floating_point]
-        if floats:
+        if floats and not operator:
             body += [f"if grad_enabled() and ({' or '.join(f'{name}.requires_grad' for name in floats)}):", f"    return original({arguments})"]
         if names:
             body.append("try:")
@@ -291,10 +298,6 @@ class Kernel:
         made = tuple(torch.empty_strided(size, stride, dtype=dtype, device="cpu") for size, stride, dtype in self._outputs)
         return made[0] if len(made) == 1 else made
 
-    def _checked(self, *inputs: torch.Tensor) -> Any:
-        # An operator must not return what it was given, and the original operators may.
-        return _detached(self.call(*inputs), inputs)
-
     def _backward(self, context, *gradients):
         """Runs the original operators again under autograd; differentiable itself, for second derivatives."""
         wanted = [index for index, needed in enumerate(context.needs_input_grad) if needed]
@@ -338,7 +341,7 @@ class Kernel:
             inputs = ", ".join(f"Tensor i{index}" for index in range(len(self._inputs)))
             tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
             library.define(f"{name}({inputs}) -> {result}", tags=tags)
-            library.impl(name, self._checked, "CPU")
+            library.impl(name, self._implementation, "CPU")
             torch.library.register_fake(f"autokernel::{name}", self._fake, lib=library)
             if autograd:
                 torch.library.register_autograd(f"autokernel::{name}", self._backward, setup_context=_save, lib=library)

@@ -30,7 +30,9 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 # Inputs drawn right after the weights from the same generator state would repeat the weights' numbers.
 _INPUT_STREAM = 0x5EED_0000_0000
-_DTYPE = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")}
+_DTYPE = {
+    name: getattr(torch, name) for name in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
+}
 
 
 @dataclasses.dataclass
@@ -93,7 +95,8 @@ def copy_inputs(inputs: Inputs) -> Inputs:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Fixed seeds for torch, random and (where it is in use) numpy."""
+    """Fixed seeds for torch, random and (where it is installed) numpy."""
+    seed %= 1 << 63
     random.seed(seed)
     torch.manual_seed(seed)
     try:
@@ -191,7 +194,9 @@ def _build_named(namespace: dict[str, Any], found: Any, given_inputs: bool, seed
     return found, get_inputs
 
 
-def _build_factory(factory: Callable[[], Any], seed: int, get_inputs: Callable[[], Any] | None = None) -> tuple[Any, Callable[[], Any] | None]:
+def _build_factory(
+    factory: Callable[[], Any], seed: int, get_inputs: Callable[[], Any] | None = None
+) -> tuple[Any, Callable[[], Any] | None]:
     with seeded(seed):
         built = factory()
     if isinstance(built, (tuple, list)) and len(built) == 2 and callable(built[0]):

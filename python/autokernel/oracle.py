@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -104,7 +105,7 @@ class Oracle:
         """Loads the model and runs it once, so that what cannot work is said early."""
         if threads := body.get("threads"):
             torch.set_num_threads(threads)
-        self.graphs = []
+        self.loaded, self.graphs = None, []
         loaded = model.load(body["model"], body.get("inputs") or (), body.get("seed", 0))
         self.loaded = loaded
         self._run(None)
@@ -294,19 +295,32 @@ def _graph_breaks() -> list[dict[str, Any]]:
     """What Dynamo could not trace, with the user's line where it is known."""
     from torch._dynamo.utils import counters, graph_break_reasons
 
-    found, seen = [], set()
+    found: list[tuple[str, str | None, int | None]] = []
     for entry in graph_break_reasons:
-        frame = entry.user_stack[-1] if entry.user_stack else None
-        described = (entry.reason.splitlines()[0], getattr(frame, "filename", None), getattr(frame, "lineno", None))
-        if described not in seen:
-            seen.add(described)
-            found.append(dict(zip(("reason", "file", "line"), described)))
-    for reason in counters["graph_break"]:
-        # Frames that were skipped as a whole are only counted.
-        text = str(reason).splitlines()[0]
-        if not any(text in known or known in text for known, _, _ in seen):
-            found.append({"reason": text, "file": None, "line": None})
-    return found
+        # The innermost line of the user's own code says more than one inside torch.
+        frames = [f for f in entry.user_stack if not f.filename.startswith(_TORCH)] or entry.user_stack
+        found.append((_reason(entry.reason), frames[-1].filename if frames else None, frames[-1].lineno if frames else None))
+    for text in counters["unimplemented"]:
+        # A break inside a loop loses the whole function, without an entry of its own.
+        if match := _SKIPPED.search(str(text)):
+            found.append((f"{_reason(str(text))} (the whole function is left out)", match[1], int(match[2])))
+    known = {reason for reason, _, _ in found}
+    for text in counters["graph_break"]:
+        if _reason(str(text)) not in known:
+            found.append((_reason(str(text)), None, None))
+    return [dict(zip(("reason", "file", "line"), entry)) for entry in dict.fromkeys(found)]
+
+
+def _reason(text: str) -> str:
+    """Dynamo's title and its explanation, on one line of bounded length."""
+    explanation = _EXPLANATION.search(text)
+    title = text.splitlines()[0] if text else "unknown"
+    return (f"{title}: {explanation[1]}" if explanation else title)[:300]
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_SKIPPED = re.compile(r"frame skipped: .*? \((.+) line (\d+)\)")
+_EXPLANATION = re.compile(r"Explanation: (.+)")
 
 
 class _Wide(TorchDispatchMode):
@@ -314,7 +328,10 @@ class _Wide(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def widen(value: Any) -> Any:
-            return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+            if not isinstance(value, torch.dtype):
+                return value
+            # 8-bit floats stay: choosing a code is part of the function.
+            return torch.float64 if value in (torch.float32, torch.float16, torch.bfloat16) else value
 
         args, kwargs = pytree.tree_map(widen, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -18,32 +18,7 @@ from .backend import aot_backend, compile_model, stock_inductor
 from .kernels import Kernel, Unsuitable, load_kernel
 
 SCHEMA = "autokernel.package/1"
-FORMS = ("original", "compile", "ours+eager", "ours+inductor")
-
-#: The bridge files that a package's `_runtime` folder holds.
-RUNTIME_FILES = ("__init__.py", "backend.py", "graph.py", "kernels.py", "package.py", "region.py", "rewrite.py", "tensors.py")
-
-#: The text of a package's `__init__.py`.
-PACKAGE_INIT = '''"""A model made faster by AutoKernel. Needs only torch.
-
-    import this_folder
-    model = this_folder.load(model)
-
-`load(model, report=True)` says which regions it found; `AUTOKERNEL_DISABLE=1` in the environment
-gives back the model as it is. The folder may be renamed and moved.
-"""
-
-from pathlib import Path as _Path
-
-__all__ = ["load"]
-
-
-def load(model, report=False):
-    """The same model, with the tuned regions replaced. Weights stay those of `model`."""
-    from ._runtime.package import open_package
-
-    return open_package(_Path(__file__).resolve().parent).load(model, report=report)
-'''
+FORMS = ("eager", "compile", "ours+eager", "ours+inductor")
 
 
 @dataclass
@@ -100,12 +75,11 @@ class Package:
         return kernels, problems
 
     def kernel(self, region: str) -> Kernel:
-        """The kernel of one region, or `LookupError` with the reason."""
-        kernels, problems = self.kernels
-        for kernel in kernels:
-            if kernel.id == region:
-                return kernel
-        raise LookupError(problems.get(region, f"the package holds no region {region}"))
+        """The kernel of one region, alone; raises `Unsuitable` with the reason."""
+        for entry in self.manifest["regions"]:
+            if entry["region"]["id"] == region:
+                return load_kernel(entry, self.folder)
+        raise Unsuitable(f"the package holds no region {region}")
 
     def load(self, model, report: bool = False, form: str | None = None):
         """The model in the package's form (or another one, for comparing)."""
@@ -113,7 +87,7 @@ class Package:
         if os.environ.get("AUTOKERNEL_DISABLE", "") not in ("", "0"):
             return model
         record = Report([entry["region"]["id"] for entry in self.manifest["regions"]] if form.startswith("ours") else [])
-        if form == "original":
+        if form == "eager":
             if report:
                 _say("autokernel: this package found nothing faster than the model as it is")
             return model

@@ -96,7 +96,13 @@ def _arguments(node: dict[str, Any]) -> list[Any]:
 def run(region: dict[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Runs it eagerly, one operator after the other; a value lives until its last reader."""
     nodes, outputs = region["nodes"], region["outputs"]
-    last = {operand["node"]: i for i, node in enumerate(nodes) for arg in _arguments(node) for operand in _operands(arg) if "node" in operand}
+    last = {
+        operand["node"]: i
+        for i, node in enumerate(nodes)
+        for arg in _arguments(node)
+        for operand in _operands(arg)
+        if "node" in operand
+    }
     values: dict[int, Any] = {}
 
     def ref(operand: dict[str, int]) -> Any:

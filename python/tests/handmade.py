@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import json
@@ -38,21 +39,14 @@ extern "C" void sum_and_gate(const float *a, const float *b, float *sum, float *
         gate[i] = work[i] * (1 / (1 + std::exp(-work[i])));
     }
 }
-extern "C" int64_t omp_get_num_threads();
 extern "C" void double_weight(const float *w, float *out, int64_t n) { for (int64_t i = 0; i < n; ++i) out[i] = 2 * w[i]; }
 extern "C" void scaled(const float *x, const float *doubled, float *out, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows * width; ++i) out[i] = x[i] * doubled[i % width];
 }
-extern "C" void team(const float *x, float *out, int64_t threads) {
-    out[0] = 0;
-#pragma omp parallel num_threads(threads)
-#pragma omp critical
-    out[0] += x[0];
-}
 """
 
 
-def make_region(function, example, constant=(), outputs=None) -> dict:
+def make_region(function, example, constant=()) -> dict:
     """The region that `function`, written in `torch.ops.aten`, is on these inputs."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -97,7 +91,7 @@ def rms_region() -> dict:
 
 @functools.cache
 def gate_region() -> dict:
-    return make_region(sum_and_gate, [torch.randn(ROWS, WIDTH)] * 1 + [torch.randn(ROWS, WIDTH)])
+    return make_region(sum_and_gate, [torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)])
 
 
 def launch(entry: str, args: list) -> dict:
@@ -118,6 +112,7 @@ def gate_plan() -> dict:
 @functools.cache
 def artefact() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="autokernel-test-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source = folder / "kernel.cpp"
     source.write_text(SOURCE)
     flags = ["-O2", "-fopenmp", "-fPIC", "-shared", "-nostartfiles", "-nodefaultlibs", "-fno-exceptions"]
@@ -132,9 +127,9 @@ def make_package(folder: Path, form: str, entries=None) -> Path:
     bridge = Path(package.__file__).parent
     (folder / "_runtime").mkdir(parents=True)
     (folder / "artefacts").mkdir()
-    for name in package.RUNTIME_FILES:
-        shutil.copy(bridge / name, folder / "_runtime" / name)
-    (folder / "__init__.py").write_text(package.PACKAGE_INIT)
+    for source in bridge.glob("*.py"):
+        shutil.copy(source, folder / "_runtime" / source.name)
+    shutil.copy(bridge / "package_init.py", folder / "__init__.py")
     listed = []
     for region, plan in entries:
         name = f"artefacts/{region['id']}.so"

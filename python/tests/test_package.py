@@ -325,12 +325,13 @@ class Load(unittest.TestCase):
                 ours = torch.autograd.grad(loaded(x).pow(2).sum(), wanted)
                 eager = torch.autograd.grad(self.model(x).pow(2).sum(), wanted)
                 torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+                self.assertEqual(loaded.autokernel_report().fallbacks, [])
 
     def test_functions_and_plain_forms(self):
         folder = hm.make_package(self.folder / "p", "ours+eager")
         loaded = open_package(folder).load(lambda x: self.model(x))
         self.check(loaded, matched=2, places=3)
-        hm.edit_manifest(folder, lambda m: m.update(form="original"))
+        hm.edit_manifest(folder, lambda m: m.update(form="eager"))
         self.assertIs(open_package(folder).load(self.model), self.model)
 
     def test_disabled(self):

@@ -59,18 +59,34 @@ class Peer:
 
 
 class Zygote(unittest.TestCase):
+    shared: "Peer | None" = None
+
+    @classmethod
+    def tearDownClass(cls):
+        if cls.shared is not None:
+            cls.shared.sock.close()
+            cls.shared_process.wait(20)
+
+    def one(self) -> "Peer":
+        """One zygote for the tests that only prepare and fork: importing torch is most of its cost."""
+        if Zygote.shared is None:
+            Zygote.shared = self.start(keep=True)
+            Zygote.shared_process = self.process
+        return Zygote.shared
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="autokernel-test-")
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def start(self) -> Peer:
+    def start(self, keep: bool = False) -> Peer:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": f"{BRIDGE}:{Path(__file__).parent}", "AUTOKERNEL_FD": str(theirs.fileno())}
         process = subprocess.Popen([sys.executable, "-B", "-m", "autokernel", "zygote"], env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
-        self.addCleanup(process.wait, 20)
-        self.addCleanup(ours.close)
+        if not keep:
+            self.addCleanup(process.wait, 20)
+            self.addCleanup(ours.close)
         self.process = process
         return Peer(ours)
 
@@ -97,7 +113,7 @@ class Zygote(unittest.TestCase):
 
     def region(self, how: str, region, plan, function, openmp=False) -> None:
         package = hm.make_package(self.folder / "p", "ours+eager")
-        zygote = self.start()
+        zygote = self.one()
         ready = zygote.request("prepare", subject={"kind": "region", "region": region, "how": how, "package": str(package)}, threads=2)
         self.assertEqual(ready["threads_alive"], 1)
         sets = [[torch.randn(item["meta"]["shape"]) for item in region["inputs"]] for _ in range(2)]
@@ -143,7 +159,7 @@ class Zygote(unittest.TestCase):
         package = hm.make_package(self.folder / "p", "ours+eager")
         (self.folder / "model_file.py").write_text(MODEL)
         spec = str(self.folder / "model_file.py")
-        zygote = self.start()
+        zygote = self.one()
         subject = {"kind": "model", "model": spec, "form": form, "package": str(package), "seed": 3}
         ready = zygote.request("prepare", subject=subject, threads=2)
         self.assertEqual(ready["threads_alive"], 1)

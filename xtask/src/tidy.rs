@@ -21,7 +21,19 @@ const EDGES: &[(&str, &[&str])] = &[
 ];
 
 /// Names of layers and models: a search agent that knows one is a list of patterns, not a compiler.
-const LAYERS: &[&str] = &["rmsnorm", "rms_norm", "layernorm", "swiglu", "geglu", "llama", "gpt", "bert", "resnet", "rotary", "rope"];
+const LAYERS: &[&str] = &[
+    "rmsnorm",
+    "rms_norm",
+    "layernorm",
+    "swiglu",
+    "geglu",
+    "llama",
+    "gpt",
+    "bert",
+    "resnet",
+    "rotary",
+    "rope",
+];
 
 /// The folder of the workspace.
 pub(crate) fn root() -> Result<PathBuf> {
@@ -38,7 +50,11 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         check_file(&name, text, &mut broken);
     }
     check_edges(root, &mut broken)?;
-    if broken.is_empty() { Ok(()) } else { bail!("{} house rules are broken:\n{}", broken.len(), broken.join("\n")) }
+    if broken.is_empty() {
+        Ok(())
+    } else {
+        bail!("{} house rules are broken:\n{}", broken.len(), broken.join("\n"))
+    }
 }
 
 fn check_file(name: &str, text: &str, broken: &mut Vec<String>) {
@@ -83,7 +99,9 @@ fn check_edges(root: &Path, broken: &mut Vec<String>) -> Result<()> {
             continue;
         };
         let manifest: toml::Table = toml::from_str(&fs::read_to_string(folder.join("Cargo.toml"))?)?;
-        let Some(dependencies) = manifest.get("dependencies").and_then(|table| table.as_table()) else { continue };
+        let Some(dependencies) = manifest.get("dependencies").and_then(|table| table.as_table()) else {
+            continue;
+        };
         for dependency in dependencies.keys().filter_map(|key| key.strip_prefix("autokernel-")) {
             if !allowed.contains(&dependency) {
                 broken.push(format!("crates/{name}: may not depend on `{dependency}`"));
@@ -95,7 +113,8 @@ fn check_edges(root: &Path, broken: &mut Vec<String>) -> Result<()> {
 
 fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut found = vec![];
-    let mut folders: Vec<PathBuf> = ["crates", "xtask", "python", "examples"].iter().map(|name| root.join(name)).collect();
+    let mut folders: Vec<PathBuf> =
+        ["crates", "xtask", "python", "examples"].iter().map(|name| root.join(name)).collect();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(|| format!("failed to read {}", folder.display()))? {
             let path = entry?.path();
@@ -103,7 +122,10 @@ fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>> {
                 if path.file_name().is_none_or(|name| name != "target" && name != "__pycache__") {
                     folders.push(path);
                 }
-            } else if path.extension().is_some_and(|ext| ["rs", "py", "h", "cpp"].iter().any(|known| ext == *known)) {
+            } else if path
+                .extension()
+                .is_some_and(|ext| ["rs", "py", "h", "cpp"].iter().any(|known| ext == *known))
+            {
                 let text = fs::read_to_string(&path)?;
                 found.push((path, text));
             }
@@ -132,9 +154,15 @@ mod tests {
         assert_eq!(broken_by("crates/core/src/a.rs", "//! Docs."), 0);
         assert_eq!(broken_by("crates/core/src/a.rs", "fn f() {}"), 1);
         assert_eq!(broken_by("crates/core/src/a.rs", &format!("//! Docs.\n{}", "\n".repeat(700))), 1);
-        assert_eq!(broken_by("crates/core/src/a.rs", &["//! Docs.\nfn f() { unsafe", " { g() } }"].concat()), 1);
+        assert_eq!(
+            broken_by("crates/core/src/a.rs", &["//! Docs.\nfn f() { unsafe", " { g() } }"].concat()),
+            1
+        );
         assert_eq!(broken_by("crates/search/src/a.rs", "//! The swiglu case."), 1);
-        assert_eq!(broken_by("crates/search/src/a.rs", "//! Scope, properties of `aten.native_layer_norm`."), 0);
+        assert_eq!(
+            broken_by("crates/search/src/a.rs", "//! Scope, properties of `aten.native_layer_norm`."),
+            0
+        );
         assert_eq!(broken_by("python/autokernel/a.py", "import torch"), 1);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use autokernel_engine::{Brief, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, judge_file, optimize, profile, resume};
+use autokernel_engine::{
+    Brief, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, judge_file, optimize,
+    profile, resume,
+};
 use autokernel_store::{RunStatus, Store};
 use serde::Serialize;
 use serde_json::json;
@@ -95,17 +98,21 @@ fn spec(model: &ModelArguments) -> ModelSpec {
 /// Where the package goes; an empty path means "named after the run".
 fn package_folder(out: Option<PathBuf>) -> Result<PathBuf, Failure> {
     match out {
-        Some(path) if path.exists() => {
-            Err(Failure::usage(format!("{} exists already", path.display()), "name a folder that does not exist; nothing is overwritten"))
-        }
+        Some(path) if path.exists() => Err(Failure::usage(
+            format!("{} exists already", path.display()),
+            "name a folder that does not exist; nothing is overwritten",
+        )),
         Some(path) => Ok(std::path::absolute(&path).unwrap_or(path)),
         None => Ok(PathBuf::new()),
     }
 }
 
 fn read_kernel_file(path: &Path) -> Result<String, Failure> {
-    let bytes = fs_err::read(path).map_err(|error| Failure::usage(error.to_string(), "name a kernel file"))?;
-    String::from_utf8(bytes).map_err(|_| Failure::usage(format!("{} is not UTF-8 text", path.display()), "a kernel file is source text"))
+    let bytes =
+        fs_err::read(path).map_err(|error| Failure::usage(error.to_string(), "name a kernel file"))?;
+    String::from_utf8(bytes).map_err(|_| {
+        Failure::usage(format!("{} is not UTF-8 text", path.display()), "a kernel file is source text")
+    })
 }
 
 fn runs(format: Format) -> Result<(), Failure> {

@@ -44,12 +44,24 @@ pub(crate) struct Failure {
 impl Failure {
     /// An argument that can't be used.
     pub(crate) fn usage(message: impl Into<String>, help: impl Into<String>) -> Self {
-        Self { code: ExitCode::Usage, kind: "usage".into(), message: message.into(), details: None, help: Some(help.into()) }
+        Self {
+            code: ExitCode::Usage,
+            kind: "usage".into(),
+            message: message.into(),
+            details: None,
+            help: Some(help.into()),
+        }
     }
 
     /// A result that is complete and says no; it was printed already.
     pub(crate) fn not_confirmed() -> Self {
-        Self { code: ExitCode::NotConfirmed, kind: "not_confirmed".into(), message: String::new(), details: None, help: None }
+        Self {
+            code: ExitCode::NotConfirmed,
+            kind: "not_confirmed".into(),
+            message: String::new(),
+            details: None,
+            help: None,
+        }
     }
 
     /// Tells the user and gives the exit code. With JSON the one document on stdout is the error.
@@ -85,7 +97,9 @@ impl From<EngineError> for Failure {
         let (code, kind, help) = describe(&error);
         let details = match &error {
             EngineError::Model { traceback, .. } => traceback.clone(),
-            EngineError::Peer(autokernel_worker::python::PeerError::Died { stderr, .. }) => Some(stderr.clone()),
+            EngineError::Peer(autokernel_worker::python::PeerError::Died { stderr, .. }) => {
+                Some(stderr.clone())
+            }
             EngineError::Python(PythonError::Broken { stderr, .. }) => Some(stderr.clone()),
             _ => None,
         };
@@ -106,28 +120,54 @@ impl From<serde_json::Error> for Failure {
 }
 
 fn describe(error: &EngineError) -> (ExitCode, String, Option<String>) {
-    let plain = |code, kind: &str, help: &str| (code, kind.to_owned(), (!help.is_empty()).then(|| help.to_owned()));
+    let plain =
+        |code, kind: &str, help: &str| (code, kind.to_owned(), (!help.is_empty()).then(|| help.to_owned()));
     match error {
         EngineError::Python(error) => plain(ExitCode::Python, "python", python_help(error)),
-        EngineError::Toolchain(_) => {
-            plain(ExitCode::Compiler, "compiler", "install g++ 11 or newer or clang++ 15 or newer (Debian, Ubuntu: `apt install g++`), or name one in CXX")
-        }
+        EngineError::Toolchain(_) => plain(
+            ExitCode::Compiler,
+            "compiler",
+            "install g++ 11 or newer or clang++ 15 or newer (Debian, Ubuntu: `apt install g++`), or name one in CXX",
+        ),
         EngineError::Sandbox { .. } => plain(
             ExitCode::Sandbox,
             "sandbox",
             "candidate code never runs unconfined: landlock needs Linux 5.13 or newer with landlock among its security modules; in a container allow the landlock and seccomp system calls",
         ),
-        EngineError::Model { kind, interpreter, .. } => (ExitCode::Model, kind.clone(), Some(model_help(kind, &interpreter.display().to_string()))),
-        EngineError::CaptureDiffers { .. } => plain(ExitCode::Model, "capture_differs", "please report the model; nothing was changed"),
-        EngineError::Graph(_) => plain(ExitCode::Model, "graph", "please report the model; nothing was changed"),
-        EngineError::Store(StoreError::NoRun { .. }) => plain(ExitCode::Usage, "no_run", "`autokernel runs` lists them"),
+        EngineError::Model { kind, interpreter, .. } => {
+            (ExitCode::Model, kind.clone(), Some(model_help(kind, &interpreter.display().to_string())))
+        }
+        EngineError::CaptureDiffers { .. } => {
+            plain(ExitCode::Model, "capture_differs", "please report the model; nothing was changed")
+        }
+        EngineError::Graph(_) => {
+            plain(ExitCode::Model, "graph", "please report the model; nothing was changed")
+        }
+        EngineError::Store(StoreError::NoRun { .. }) => {
+            plain(ExitCode::Usage, "no_run", "`autokernel runs` lists them")
+        }
         EngineError::Store(StoreError::NoRegion { .. }) => plain(ExitCode::Usage, "no_region", ""),
-        EngineError::Store(_) => plain(ExitCode::Store, "store", "the store lies in $AUTOKERNEL_HOME or ~/.local/share/autokernel; free some space or name another folder in AUTOKERNEL_HOME"),
+        EngineError::Store(_) => plain(
+            ExitCode::Store,
+            "store",
+            "the store lies in $AUTOKERNEL_HOME or ~/.local/share/autokernel; free some space or name another folder in AUTOKERNEL_HOME",
+        ),
         EngineError::Package(_) => plain(ExitCode::Usage, "package", ""),
-        EngineError::KernelFile(_) => plain(ExitCode::NotConfirmed, "kernel_file", "`autokernel brief RUN REGION` shows a working kernel file"),
+        EngineError::KernelFile(_) => plain(
+            ExitCode::NotConfirmed,
+            "kernel_file",
+            "`autokernel brief RUN REGION` shows a working kernel file",
+        ),
+        EngineError::Busy { .. } => plain(ExitCode::Usage, "busy", "wait for it, or stop it first"),
         EngineError::Interrupted { .. } => plain(ExitCode::Interrupted, "interrupted", ""),
-        EngineError::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => plain(ExitCode::Store, "disk_full", "free some space and run `autokernel resume`"),
-        _ => plain(ExitCode::Internal, "internal", "this is a fault of autokernel; `autokernel resume` goes on with the run"),
+        EngineError::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            plain(ExitCode::Store, "disk_full", "free some space and run `autokernel resume`")
+        }
+        _ => plain(
+            ExitCode::Internal,
+            "internal",
+            "this is a fault of autokernel; `autokernel resume` goes on with the run",
+        ),
     }
 }
 
@@ -137,7 +177,9 @@ fn python_help(error: &PythonError) -> &'static str {
         PythonError::NoTorch { .. } => {
             "`pip install torch` into the environment of your model, name its interpreter with --python, or pass --yes to let autokernel make its own"
         }
-        PythonError::TorchTooOld { .. } => "autokernel needs torch 2.9 or newer: `pip install --upgrade torch`, or pass --yes for an environment of its own",
+        PythonError::TorchTooOld { .. } => {
+            "autokernel needs torch 2.9 or newer: `pip install --upgrade torch`, or pass --yes for an environment of its own"
+        }
         _ => "`autokernel doctor` shows which interpreters were tried",
     }
 }

@@ -37,9 +37,14 @@ fn sentence(event: &Event) -> String {
     match event {
         Event::Stage { what } | Event::Note { what } => what.clone(),
         Event::ModelLoaded { name, graphs, breaks, nodes, eager_us } => {
-            format!("{name}: {graphs} graph(s), {breaks} break(s), {nodes} operations, eager {}", time(*eager_us))
+            format!(
+                "{name}: {graphs} graph(s), {breaks} break(s), {nodes} operations, eager {}",
+                time(*eager_us)
+            )
         }
-        Event::Ranked { regions, winnable } => format!("{regions} region(s) to work on; at most {winnable:.2}x can be won there"),
+        Event::Ranked { regions, winnable } => {
+            format!("{regions} region(s) to work on; at most {winnable:.2}x can be won there")
+        }
         Event::RegionStarted { region, ops, count, share, eager_us, reach_us } => format!(
             "region {region} ({}; {count}x, {:.1} % of the time): eager {}, reach {}",
             short_ops(ops),
@@ -50,14 +55,20 @@ fn sentence(event: &Event) -> String {
         Event::Screened { region, params, us, best_us } => {
             format!("region {region}: {} with {params} (best {})", time(*us), time(*best_us))
         }
-        Event::Rejected { region, stage, reason } => format!("region {region}: rejected at {stage}: {reason}"),
+        Event::Rejected { region, stage, reason } => {
+            format!("region {region}: rejected at {stage}: {reason}")
+        }
         Event::Verdict { region, verdict, baseline, speedup } => {
-            let ratio = speedup.map(|[value, low, high]| format!(" {value:.2}x [{low:.2}, {high:.2}]")).unwrap_or_default();
+            let ratio = speedup
+                .map(|[value, low, high]| format!(" {value:.2}x [{low:.2}, {high:.2}]"))
+                .unwrap_or_default();
             format!("region {region}: {verdict}{ratio} against {baseline}")
         }
         Event::FormMeasured { form, us } => format!("whole model, {form}: {}", time(*us)),
         Event::Finished { chosen, vs_eager, .. } => {
-            let ratio = vs_eager.map(|[value, low, high]| format!(", {value:.2}x [{low:.2}, {high:.2}] over eager")).unwrap_or_default();
+            let ratio = vs_eager
+                .map(|[value, low, high]| format!(", {value:.2}x [{low:.2}, {high:.2}] over eager"))
+                .unwrap_or_default();
             format!("chosen: {chosen}{ratio}")
         }
     }
@@ -65,7 +76,13 @@ fn sentence(event: &Event) -> String {
 
 /// Microseconds for people.
 pub(crate) fn time(us: f64) -> String {
-    if us >= 10_000.0 { format!("{:.1} ms", us / 1000.0) } else if us >= 1000.0 { format!("{:.2} ms", us / 1000.0) } else { format!("{us:.0} us") }
+    if us >= 10_000.0 {
+        format!("{:.1} ms", us / 1000.0)
+    } else if us >= 1000.0 {
+        format!("{:.2} ms", us / 1000.0)
+    } else {
+        format!("{us:.0} us")
+    }
 }
 
 /// The first few operators and how many more.

@@ -3,7 +3,9 @@
 use std::io::Write;
 
 use autokernel_core::verdict::Interval;
-use autokernel_engine::{BenchReport, DeviceReport, FormReport, OptimizeReport, ProfileReport, RegionReport, Versions};
+use autokernel_engine::{
+    BenchReport, DeviceReport, FormReport, OptimizeReport, ProfileReport, RegionReport, Versions,
+};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 use crate::progress::{short_ops, time};
@@ -15,7 +17,10 @@ pub(crate) fn line(text: &str) {
 
 fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_header(header);
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(header);
     for column in right {
         if let Some(column) = table.column_mut(*column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -29,11 +34,17 @@ fn ratio(interval: &Interval) -> String {
 }
 
 fn machine(device: &DeviceReport, versions: &Versions) -> String {
-    format!("{} ({} cores, {} threads), torch {}, Python {}", device.name, device.cores, device.threads, versions.torch, versions.python)
+    format!(
+        "{} ({} cores, {} threads), torch {}, Python {}",
+        device.name, device.cores, device.threads, versions.torch, versions.python
+    )
 }
 
 fn regions(rows: &[RegionReport]) -> Table {
-    let mut out = table(["region", "operations", "count", "share", "baseline", "reach", "best", "speedup", "verdict"], &[2, 3, 4, 5, 6]);
+    let mut out = table(
+        ["region", "operations", "count", "share", "baseline", "reach", "best", "speedup", "verdict"],
+        &[2, 3, 4, 5, 6],
+    );
     for row in rows {
         out.add_row([
             row.id.clone(),
@@ -58,7 +69,12 @@ fn forms(rows: &[FormReport], chosen: Option<&str>) -> Table {
             (None, true) => "chosen".to_owned(),
             (None, false) => String::new(),
         };
-        out.add_row([row.form.clone(), time(row.us.median), format!("{} to {}", time(row.us.low), time(row.us.high)), mark]);
+        out.add_row([
+            row.form.clone(),
+            time(row.us.median),
+            format!("{} to {}", time(row.us.low), time(row.us.high)),
+            mark,
+        ]);
     }
     out
 }
@@ -72,17 +88,33 @@ pub(crate) fn optimize(report: &OptimizeReport) {
     line(&format!("\n{}", forms(&report.model.forms, report.model.chosen.as_deref())));
     let ours = report.model.chosen.as_deref().is_some_and(|form| form.starts_with("ours"));
     if let Some(speedup) = &report.model.speedup {
-        line(&format!("\n{}: {} over eager, {} over the best without our kernels", report.model.name, ratio(&speedup.vs_eager), ratio(&speedup.vs_best_plain)));
+        line(&format!(
+            "\n{}: {} over eager, {} over the best without our kernels",
+            report.model.name,
+            ratio(&speedup.vs_eager),
+            ratio(&speedup.vs_best_plain)
+        ));
     }
     if !ours {
-        line("Nothing of ours helps this model on this machine; the package gives back the best form that PyTorch has by itself.");
+        line(
+            "Nothing of ours helps this model on this machine; the package gives back the best form that PyTorch has by itself.",
+        );
     }
     line(&format!(
         "Stopped: {}; {} candidates built, {} judged, {:.0} s in all. At most {:.2}x could be won in these regions.",
-        report.stopped, report.candidates.built, report.candidates.judged, report.seconds.total, report.model.winnable
+        report.stopped,
+        report.candidates.built,
+        report.candidates.judged,
+        report.seconds.total,
+        report.model.winnable
     ));
     if let Some(package) = &report.package {
-        line(&format!("\nPackage: {package}\n  use it:    import sys; sys.path.insert(0, {:?}); import {}; model = {}.load(model)", parent(package), stem(package), stem(package)));
+        line(&format!(
+            "\nPackage: {package}\n  use it:    import sys; sys.path.insert(0, {:?}); import {}; model = {}.load(model)",
+            parent(package),
+            stem(package),
+            stem(package)
+        ));
         line(&format!("  check it:  autokernel bench {package}"));
     }
 }
@@ -92,15 +124,27 @@ fn parent(path: &str) -> String {
 }
 
 fn stem(path: &str) -> String {
-    std::path::Path::new(path).file_name().map_or_else(|| path.to_owned(), |name| name.to_string_lossy().into_owned())
+    std::path::Path::new(path)
+        .file_name()
+        .map_or_else(|| path.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// The result of `profile`.
 pub(crate) fn profile(report: &ProfileReport) {
     line(&machine(&report.device, &report.versions));
-    line(&format!("{}: {} graph(s), {} break(s), eager {}", report.model.name, report.model.graphs, report.model.breaks.len(), time(report.eager_us)));
+    line(&format!(
+        "{}: {} graph(s), {} break(s), eager {}",
+        report.model.name,
+        report.model.graphs,
+        report.model.breaks.len(),
+        time(report.eager_us)
+    ));
     for found in &report.model.breaks {
-        let place = found.file.as_ref().map(|file| format!(" at {file}:{}", found.line.unwrap_or(0))).unwrap_or_default();
+        let place = found
+            .file
+            .as_ref()
+            .map(|file| format!(" at {file}:{}", found.line.unwrap_or(0)))
+            .unwrap_or_default();
         line(&format!("  break{place}: {}", found.reason));
     }
     if report.regions.is_empty() {
@@ -122,7 +166,12 @@ pub(crate) fn bench(report: &BenchReport) {
     line(&format!("\n{}", forms(&report.forms, Some(&report.form))));
     let mut out = table(["claim", "then", "now", "holds"], &[]);
     for claim in &report.claims {
-        out.add_row([claim.what.clone(), ratio(&claim.claimed), ratio(&claim.measured), if claim.holds { "yes".into() } else { "NO".to_owned() }]);
+        out.add_row([
+            claim.what.clone(),
+            ratio(&claim.claimed),
+            ratio(&claim.measured),
+            if claim.holds { "yes".into() } else { "NO".to_owned() },
+        ]);
     }
     line(&format!("\n{out}"));
 }

@@ -29,7 +29,9 @@ impl Limits {
         let unit = dtype.unit_roundoff()?;
         Some(match dtype {
             Dtype::F64 => Self { ratio: 32.0, element: 128.0, centred: 1e-12 },
-            Dtype::F32 => Self { ratio: 8.0, element: 64.0, centred: (0.5 * (reduced as f64).sqrt() * unit).max(2e-6) },
+            Dtype::F32 => {
+                Self { ratio: 8.0, element: 64.0, centred: (0.5 * (reduced as f64).sqrt() * unit).max(2e-6) }
+            }
             Dtype::F16 => Self { ratio: 3.0, element: 16.0, centred: 3e-3 },
             _ => Self { ratio: 3.0, element: 16.0, centred: 2e-2 },
         })

@@ -49,7 +49,8 @@ impl TensorMeta {
 
     /// Bytes of distinct storage that reading every element touches, at most.
     pub fn distinct_bytes(&self) -> u64 {
-        let distinct: u64 = self.shape.iter().zip(&self.stride).filter(|(_, s)| **s != 0).map(|(n, _)| *n).product();
+        let distinct: u64 =
+            self.shape.iter().zip(&self.stride).filter(|(_, s)| **s != 0).map(|(n, _)| *n).product();
         if self.numel() == 0 { 0 } else { distinct * self.dtype.size() }
     }
 
@@ -134,7 +135,9 @@ impl<R> Arg<R> {
             Self::Dtype(v) => Arg::Dtype(*v),
             Self::Str(v) => Arg::Str(v.clone()),
             Self::Opaque(v) => Arg::Opaque(v.clone()),
-            Self::List(items) => Arg::List(items.iter().map(|item| item.try_map(map)).collect::<Result<_, _>>()?),
+            Self::List(items) => {
+                Arg::List(items.iter().map(|item| item.try_map(map)).collect::<Result<_, _>>()?)
+            }
         })
     }
 }
@@ -145,7 +148,11 @@ mod float_text {
 
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
     pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        if value.is_finite() { serializer.serialize_f64(*value) } else { serializer.serialize_str(&value.to_string().to_lowercase()) }
+        if value.is_finite() {
+            serializer.serialize_f64(*value)
+        } else {
+            serializer.serialize_str(&value.to_string().to_lowercase())
+        }
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -200,7 +207,10 @@ pub struct Node {
 impl Node {
     /// Calls `visit` with the name of every node that this one reads.
     pub fn for_each_operand<'a>(&'a self, visit: &mut impl FnMut(&'a String)) {
-        self.args.iter().chain(self.kwargs.iter().map(|(_, arg)| arg)).for_each(|arg| arg.for_each_ref(visit));
+        self.args
+            .iter()
+            .chain(self.kwargs.iter().map(|(_, arg)| arg))
+            .for_each(|arg| arg.for_each_ref(visit));
     }
 }
 

@@ -37,7 +37,11 @@ pub fn python(region: &Region) -> String {
 fn call(node: &RegionNode) -> String {
     let args: Vec<String> = node.args.iter().map(argument).collect();
     if node.op == "getitem" {
-        return format!("{}[{}]", args.first().map_or("", String::as_str), args.get(1).map_or("", String::as_str));
+        return format!(
+            "{}[{}]",
+            args.first().map_or("", String::as_str),
+            args.get(1).map_or("", String::as_str)
+        );
     }
     let kwargs = node.kwargs.iter().map(|(key, arg)| format!("{key}={}", argument(arg)));
     let all: Vec<String> = args.iter().cloned().chain(kwargs).collect();
@@ -94,7 +98,10 @@ mod tests {
         let region = Region {
             schema: REGION_SCHEMA.to_owned(),
             id: RegionId("0".into()),
-            inputs: vec![RegionInput { meta: meta.clone(), constant: false }, RegionInput { meta: strided, constant: true }],
+            inputs: vec![
+                RegionInput { meta: meta.clone(), constant: false },
+                RegionInput { meta: strided, constant: true },
+            ],
             nodes: vec![
                 RegionNode {
                     op: "aten._to_copy.default".into(),

@@ -109,8 +109,13 @@ pub enum RegionError {
 impl Region {
     /// Cuts the region made of the nodes named in `members` out of `graph` (the one with index
     /// `graph_index`), in canonical order. The members must be convex: no path may leave and return.
-    pub fn extract(graph: &Graph, graph_index: usize, members: &[String]) -> Result<(Self, Occurrence), RegionError> {
-        let by_name: HashMap<&str, &Node> = graph.nodes.iter().map(|node| (node.name.as_str(), node)).collect();
+    pub fn extract(
+        graph: &Graph,
+        graph_index: usize,
+        members: &[String],
+    ) -> Result<(Self, Occurrence), RegionError> {
+        let by_name: HashMap<&str, &Node> =
+            graph.nodes.iter().map(|node| (node.name.as_str(), node)).collect();
         let mut inside = HashMap::new();
         for name in members {
             let node = *by_name.get(name.as_str()).ok_or_else(|| RegionError::Unknown(name.clone()))?;
@@ -133,7 +138,9 @@ impl Region {
         let roots: Vec<&Node> = graph
             .nodes
             .iter()
-            .filter(|node| inside.contains_key(node.name.as_str()) && used_outside.contains(node.name.as_str()))
+            .filter(|node| {
+                inside.contains_key(node.name.as_str()) && used_outside.contains(node.name.as_str())
+            })
             .collect();
         if roots.is_empty() {
             return Err(RegionError::NoOutput);
@@ -142,7 +149,14 @@ impl Region {
             return Err(RegionError::OutputNotTensor(node.name.clone()));
         }
 
-        let mut walk = Walk { by_name: &by_name, inside: &inside, inputs: vec![], input_names: vec![], nodes: vec![], seen: HashMap::new() };
+        let mut walk = Walk {
+            by_name: &by_name,
+            inside: &inside,
+            inputs: vec![],
+            input_names: vec![],
+            nodes: vec![],
+            seen: HashMap::new(),
+        };
         let mut outputs = Vec::with_capacity(roots.len());
         for root in roots {
             match walk.visit(&root.name)? {
@@ -152,7 +166,8 @@ impl Region {
         }
         let Walk { inputs, input_names, nodes, .. } = walk;
         let (names, nodes): (Vec<String>, Vec<RegionNode>) = nodes.into_iter().unzip();
-        let mut region = Self { schema: REGION_SCHEMA.to_owned(), id: RegionId(String::new()), inputs, nodes, outputs };
+        let mut region =
+            Self { schema: REGION_SCHEMA.to_owned(), id: RegionId(String::new()), inputs, nodes, outputs };
         region.id = region.hash();
         Ok((region, Occurrence { graph: graph_index, nodes: names, inputs: input_names }))
     }
@@ -222,7 +237,8 @@ impl Walk<'_> {
             return Ok(*operand);
         }
         let operand = if let Some(node) = self.inside.get(name).copied() {
-            let args = node.args.iter().map(|arg| arg.try_map(&mut |r| self.visit(r))).collect::<Result<_, _>>()?;
+            let args =
+                node.args.iter().map(|arg| arg.try_map(&mut |r| self.visit(r))).collect::<Result<_, _>>()?;
             let kwargs = node
                 .kwargs
                 .iter()
@@ -233,7 +249,8 @@ impl Walk<'_> {
             Operand::Node(self.nodes.len() - 1)
         } else {
             let node = self.by_name.get(name).ok_or_else(|| RegionError::Unknown(name.to_owned()))?;
-            let meta = node.value.tensor().ok_or_else(|| RegionError::InputNotTensor(name.to_owned()))?.clone();
+            let meta =
+                node.value.tensor().ok_or_else(|| RegionError::InputNotTensor(name.to_owned()))?.clone();
             self.inputs.push(RegionInput { meta, constant: node.constant });
             self.input_names.push(name.to_owned());
             Operand::Input(self.inputs.len() - 1)

@@ -229,7 +229,11 @@ pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
-    Some(if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) })
+    Some(if sorted.len() % 2 == 1 {
+        sorted[middle]
+    } else {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    })
 }
 
 /// Median of the absolute deviations from the median.
@@ -305,7 +309,8 @@ mod tests {
             match samples.decide(&schedule) {
                 Decision::Stop { verdict, .. } => return verdict,
                 Decision::Continue { .. } => {
-                    let levels = [noise.normal() * process_sigma, noise.normal() * process_sigma - speedup.ln()];
+                    let levels =
+                        [noise.normal() * process_sigma, noise.normal() * process_sigma - speedup.ln()];
                     let mut times = [vec![], vec![]];
                     for _ in 0..5 {
                         let first = usize::from(noise.uniform() < 0.5);
@@ -326,7 +331,9 @@ mod tests {
         let mut noise = Noise(7);
         for sigma in [0.002, 0.01, 0.05] {
             let wrong = (0..1500)
-                .filter(|_| matches!(compare(&mut noise, 1.0, sigma), Verdict::Faster { .. } | Verdict::Slower { .. }))
+                .filter(|_| {
+                    matches!(compare(&mut noise, 1.0, sigma), Verdict::Faster { .. } | Verdict::Slower { .. })
+                })
                 .count();
             assert!(wrong as f64 / 1500.0 <= ALPHA, "{wrong} of 1500 at sigma {sigma}");
         }
@@ -338,14 +345,17 @@ mod tests {
         let faster =
             (0..500).filter(|_| matches!(compare(&mut noise, 1.05, 0.01), Verdict::Faster { .. })).count();
         assert!(faster >= 490, "{faster} of 500");
-        let slower =
-            (0..500).filter(|_| matches!(compare(&mut noise, 1.0 / 1.05, 0.01), Verdict::Slower { .. })).count();
+        let slower = (0..500)
+            .filter(|_| matches!(compare(&mut noise, 1.0 / 1.05, 0.01), Verdict::Slower { .. }))
+            .count();
         assert!(slower >= 490, "{slower} of 500");
     }
 
     #[test]
     fn quantiles_match_tables() {
-        for (p, freedom, expected) in [(0.995, 5.0, 4.0321), (0.9925, 9.0, 2.9982), (0.9875, 15.0, 2.4899), (0.975, 1.0, 12.7062)] {
+        for (p, freedom, expected) in
+            [(0.995, 5.0, 4.0321), (0.9925, 9.0, 2.9982), (0.9875, 15.0, 2.4899), (0.975, 1.0, 12.7062)]
+        {
             let t = student_quantile(p, freedom).unwrap();
             assert!((t - expected).abs() < 2e-4, "t({p}, {freedom}) = {t}");
             assert!((two_sided_p(t, freedom).unwrap() - 2.0 * (1.0 - p)).abs() < 1e-6);
@@ -376,7 +386,9 @@ mod tests {
         }
         assert!(Schedule::try_from(vec![]).is_err());
         assert!(Schedule::try_from(vec![Look { pairs: 6, alpha: 0.06 }]).is_err());
-        assert!(Schedule::try_from(vec![Look { pairs: 6, alpha: 0.01 }, Look { pairs: 6, alpha: 0.01 }]).is_err());
+        assert!(
+            Schedule::try_from(vec![Look { pairs: 6, alpha: 0.01 }, Look { pairs: 6, alpha: 0.01 }]).is_err()
+        );
     }
 
     #[test]

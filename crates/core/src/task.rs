@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::contract::{Contract, Limits};
-use crate::graph::Arg;
+use crate::graph::{Arg, TensorMeta};
 use crate::region::{Occurrence, Operand, Region};
 
 /// The schema string of [`Task`].
@@ -55,7 +55,13 @@ pub struct Task {
 
 impl Task {
     /// A task from a region, the profile of one occurrence, the model's time, and the copy rates.
-    pub fn new(region: Region, occurrences: Vec<Occurrence>, eager_us: f64, model_us: f64, rates: &[CopyRate]) -> Self {
+    pub fn new(
+        region: Region,
+        occurrences: Vec<Occurrence>,
+        eager_us: f64,
+        model_us: f64,
+        rates: &[CopyRate],
+    ) -> Self {
         let contract = Contract::for_region(&region);
         let reach_us = reach_us(region.bytes(), rates);
         let share = eager_us * occurrences.len() as f64 / model_us.max(1e-9);
@@ -78,7 +84,8 @@ impl Contract {
     /// The contract that every region starts with: limits by output dtype, equal bits for equal inputs.
     pub fn for_region(region: &Region) -> Self {
         let reduced = longest_reduction(region);
-        let limits = region.output_metas().iter().map(|meta| Limits::for_dtype(meta.dtype, reduced)).collect();
+        let limits =
+            region.output_metas().iter().map(|meta| Limits::for_dtype(meta.dtype, reduced)).collect();
         Self { limits, deterministic: true }
     }
 }
@@ -87,13 +94,15 @@ impl Contract {
 pub fn longest_reduction(region: &Region) -> u64 {
     let numel = |operand: &Operand| match operand {
         Operand::Input(index) => region.inputs.get(*index).map_or(0, |input| input.meta.numel()),
-        Operand::Node(index) => region.nodes.get(*index).and_then(|node| node.value.tensor()).map_or(0, |meta| meta.numel()),
+        Operand::Node(index) => {
+            region.nodes.get(*index).and_then(|node| node.value.tensor()).map_or(0, TensorMeta::numel)
+        }
     };
     let mut longest = 1;
     for node in &region.nodes {
         let results = match &node.value {
             crate::graph::Value::Tensor(meta) => vec![meta.numel()],
-            crate::graph::Value::Tuple(metas) => metas.iter().flatten().map(|meta| meta.numel()).collect(),
+            crate::graph::Value::Tuple(metas) => metas.iter().flatten().map(TensorMeta::numel).collect(),
             crate::graph::Value::Other => vec![],
         };
         let smallest = results.into_iter().filter(|n| *n > 0).min().unwrap_or(1);
@@ -108,7 +117,7 @@ pub fn longest_reduction(region: &Region) -> u64 {
 mod tests {
     use super::*;
     use crate::dtype::Dtype;
-    use crate::graph::{TensorMeta, Value};
+    use crate::graph::Value;
     use crate::region::{REGION_SCHEMA, RegionId, RegionInput, RegionNode};
 
     fn row_mean() -> Region {
@@ -135,7 +144,15 @@ mod tests {
     #[test]
     fn winnable_is_one_when_nothing_can_be_saved_and_grows_with_share() {
         let rates = [CopyRate { footprint: 1 << 20, bytes_per_us: 10_000.0 }];
-        let task = |eager: f64| Task::new(row_mean(), vec![Occurrence { graph: 0, nodes: vec![], inputs: vec![] }], eager, 1000.0, &rates);
+        let task = |eager: f64| {
+            Task::new(
+                row_mean(),
+                vec![Occurrence { graph: 0, nodes: vec![], inputs: vec![] }],
+                eager,
+                1000.0,
+                &rates,
+            )
+        };
         assert!((winnable(&[task(1.0)]) - 1.0).abs() < 1e-12, "reach above the baseline saves nothing");
         let (some, more) = (winnable(&[task(100.0)]), winnable(&[task(400.0)]));
         assert!(1.0 < some && some < more && more < 1.0 / (1.0 - 0.4) + 1e-9);

@@ -63,13 +63,24 @@ pub struct Interval {
 #[serde(tag = "verdict", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the design's words")]
 pub enum Verdict {
-    Rejected { stage: Stage, reason: String },
-    Slower { speedup: Interval },
+    Rejected {
+        stage: Stage,
+        reason: String,
+    },
+    Slower {
+        speedup: Interval,
+    },
     /// The interval lies inside 1 ± 1 %.
-    Same { speedup: Interval },
+    Same {
+        speedup: Interval,
+    },
     /// Not decided; never rounded up.
-    Ambiguous { speedup: Interval },
-    Faster { speedup: Interval },
+    Ambiguous {
+        speedup: Interval,
+    },
+    Faster {
+        speedup: Interval,
+    },
 }
 
 impl Verdict {
@@ -83,6 +94,17 @@ impl Verdict {
             Self::Same { speedup }
         } else {
             Self::Ambiguous { speedup }
+        }
+    }
+
+    /// Baseline time over candidate time, where it was measured.
+    pub const fn speedup(&self) -> Option<Interval> {
+        match self {
+            Self::Rejected { .. } => None,
+            Self::Slower { speedup }
+            | Self::Same { speedup }
+            | Self::Ambiguous { speedup }
+            | Self::Faster { speedup } => Some(*speedup),
         }
     }
 

@@ -43,8 +43,12 @@ fn best_candidate(candidates: &[Candidate]) -> Option<&Candidate> {
         Verdict::Faster { speedup } => Some(speedup.value),
         _ => None,
     };
-    let judged = candidates.iter().filter_map(|c| speedup(c).map(|value| (value, c))).max_by(|a, b| a.0.total_cmp(&b.0));
-    let screened = candidates.iter().filter_map(|c| screen_us(c).map(|us| (us, c))).min_by(|a, b| a.0.total_cmp(&b.0));
+    let judged = candidates
+        .iter()
+        .filter_map(|c| speedup(c).map(|value| (value, c)))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    let screened =
+        candidates.iter().filter_map(|c| screen_us(c).map(|us| (us, c))).min_by(|a, b| a.0.total_cmp(&b.0));
     judged.or(screened).map(|(_, candidate)| candidate)
 }
 
@@ -73,13 +77,19 @@ fn render(task: &Task, candidates: &[Candidate], best: Option<(&Candidate, &str)
     if task.contract.deterministic {
         text.push_str("- Equal inputs must give equal bits. Inputs must not be written. Nothing outside the outputs may be written.\n");
     }
-    text.push_str("- Inputs are the model's own activations and random ones of other scale, sign and spread.\n\n");
+    text.push_str(
+        "- Inputs are the model's own activations and random ones of other scale, sign and spread.\n\n",
+    );
     text.push_str(FORMAT);
     if !candidates.is_empty() {
         let _ = writeln!(text, "## What was tried\n\n{}", history(candidates));
     }
     if let Some((candidate, source)) = best {
-        let _ = writeln!(text, "## The best so far (by {}, with {})\n\n```c++\n{}```", candidate.agent, candidate.params, source);
+        let _ = writeln!(
+            text,
+            "## The best so far (by {}, with {})\n\n```c++\n{}```",
+            candidate.agent, candidate.params, source
+        );
     }
     text
 }
@@ -98,15 +108,24 @@ fn describe_limits(limits: Option<&Limits>) -> String {
 
 /// At most twelve lines: the fastest by the screen, then how many fell where.
 fn history(candidates: &[Candidate]) -> String {
-    let mut ranked: Vec<(f64, &Candidate)> = candidates.iter().filter_map(|c| screen_us(c).map(|us| (us, c))).collect();
+    let mut ranked: Vec<(f64, &Candidate)> =
+        candidates.iter().filter_map(|c| screen_us(c).map(|us| (us, c))).collect();
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut text = String::new();
     for (us, candidate) in ranked.iter().take(8) {
-        let _ = writeln!(text, "- {us:.1} us in the screen: {} {} ({})", &candidate.source.0[..8], candidate.params, candidate.agent);
+        let _ = writeln!(
+            text,
+            "- {us:.1} us in the screen: {} {} ({})",
+            &candidate.source.0[..8],
+            candidate.params,
+            candidate.agent
+        );
     }
     let mut fell: std::collections::BTreeMap<String, usize> = std::collections::BTreeMap::new();
     for candidate in candidates {
-        if let Some(Ok(Verdict::Rejected { stage, .. })) = candidate.verdict.clone().map(serde_json::from_value) {
+        if let Some(Ok(Verdict::Rejected { stage, .. })) =
+            candidate.verdict.clone().map(serde_json::from_value)
+        {
             *fell.entry(stage.name().to_owned()).or_default() += 1;
         }
     }

@@ -4,11 +4,10 @@ use std::fmt::Write;
 
 use autokernel_worker::device::DeviceFacts;
 use autokernel_worker::python;
-use autokernel_worker::sandbox;
 use autokernel_worker::toolchain::Toolchain;
 use serde::Serialize;
 
-use crate::session::PythonChoice;
+use crate::session::{PythonChoice, confinement};
 
 /// `autokernel.doctor/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -42,14 +41,19 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
         "python",
         python::discover(choice.explicit.as_deref())
             .map(|found| format!("{} (Python {}, torch {})", found.path.display(), found.python, found.torch))
-            .map_err(|error| format!("{error}; `pip install torch` (2.9 or newer), --python, or --yes for an own environment")),
+            .map_err(|error| {
+                format!(
+                    "{error}; `pip install torch` (2.9 or newer), --python, or --yes for an own environment"
+                )
+            }),
     );
     check(
         "compiler",
-        Toolchain::detect().map(|found| format!("{} ({}), {}", found.version, found.cxx, found.isa)).map_err(|error| error.to_string()),
+        Toolchain::detect()
+            .map(|found| format!("{} ({}), {}", found.version, found.cxx, found.isa))
+            .map_err(|error| error.to_string()),
     );
-    let report = sandbox::probe();
-    check("confinement", if report.usable() { Ok(report.describe()) } else { Err(report.describe()) });
+    check("confinement", confinement());
     check(
         "machine",
         DeviceFacts::measure()
@@ -57,7 +61,9 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
                 let rates: Vec<String> = facts
                     .copy
                     .iter()
-                    .map(|rate| format!("{} KiB at {:.1} GB/s", rate.footprint >> 10, rate.bytes_per_us / 1000.0))
+                    .map(|rate| {
+                        format!("{} KiB at {:.1} GB/s", rate.footprint >> 10, rate.bytes_per_us / 1000.0)
+                    })
                     .collect();
                 format!("{}, {} cores; copies {}", facts.name, facts.cores, rates.join(", "))
             })
@@ -66,8 +72,18 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
     let fine = checks.iter().all(|check| check.ok);
     let mut text = String::new();
     for check in &checks {
-        let _ = writeln!(text, "{} {:<12} {}", if check.ok { "ok     " } else { "MISSING" }, check.name, check.what);
+        let _ = writeln!(
+            text,
+            "{} {:<12} {}",
+            if check.ok { "ok     " } else { "MISSING" },
+            check.name,
+            check.what
+        );
     }
-    text.push_str(if fine { "Everything is here. Nothing of your model leaves this machine.\n" } else { "Something is missing; see above.\n" });
+    text.push_str(if fine {
+        "Everything is here. Nothing of your model leaves this machine.\n"
+    } else {
+        "Something is missing; see above.\n"
+    });
     DoctorReport { schema: "autokernel.doctor/1".to_owned(), fine, checks, text }
 }

@@ -24,7 +24,9 @@ pub enum EngineError {
     /// The user's model; `kind` is the bridge's word for what happened.
     #[error("{message}")]
     Model { kind: String, message: String, traceback: Option<String>, interpreter: PathBuf },
-    #[error("the captured graph differs from the model by {relative:.1e} (relative); it can't be optimised safely")]
+    #[error(
+        "the captured graph differs from the model by {relative:.1e} (relative); it can't be optimised safely"
+    )]
     CaptureDiffers { relative: f64 },
     #[error("the bridge sent a graph that is not well formed: {0}")]
     Graph(#[from] GraphError),
@@ -42,6 +44,10 @@ pub enum EngineError {
     Package(String),
     #[error("the kernel file can't be used: {0}")]
     KernelFile(#[from] autokernel_core::kernel_file::KernelFileError),
+    #[error("another process works on run {run}")]
+    Busy { run: String },
+    #[error(transparent)]
+    Evidence(#[from] autokernel_judge::EvidenceError),
     #[error("stopped by the user; `autokernel resume {run}` goes on where it stopped")]
     Interrupted { run: String },
 }

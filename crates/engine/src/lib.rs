@@ -1,1 +1,37 @@
-//! The loop: capture, tasks, agents, judge, assemble, gate.
+//! The loop: capture, tasks, agents, judge, assemble, gate; and the commands without their printing.
+
+mod bench;
+mod brief;
+mod certificate;
+mod contestants;
+mod doctor;
+mod error;
+mod event;
+mod gate;
+mod hunt;
+mod judge_file;
+mod optimize;
+mod options;
+mod package;
+mod profile;
+mod report;
+mod session;
+mod tasks;
+mod trial;
+
+pub use bench::{BenchReport, bench};
+pub use brief::{Brief, brief};
+pub use certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
+pub use doctor::{Check, DoctorReport, doctor};
+pub use error::EngineError;
+pub use event::{EVENT_SCHEMA, Event, Observer, Silent};
+pub use judge_file::{JudgeReport, judge_file};
+pub use optimize::{optimize, resume};
+pub use options::{ModelSpec, OptimizeOptions, parse_budget};
+pub use package::{Manifest, PACKAGE_SCHEMA};
+pub use profile::profile;
+pub use report::{
+    Baseline, Break, CandidateCounts, Cost, DeviceReport, FormReport, LeftReport, ModelReport,
+    OptimizeReport, ProfileReport, RegionReport, Seconds, Speedups, Spread, Versions,
+};
+pub use session::{PythonChoice, Tools};

@@ -35,7 +35,10 @@ impl ModelSpec {
     pub fn stem(&self) -> String {
         let file = self.spec.split(".py").next().unwrap_or(&self.spec);
         let stem = file.rsplit(['/', ':', '.']).next().unwrap_or("model");
-        let clean: String = stem.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' }).collect();
+        let clean: String = stem
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' })
+            .collect();
         if clean.is_empty() { "model".to_owned() } else { clean.chars().take(40).collect() }
     }
 }
@@ -69,13 +72,18 @@ impl OptimizeOptions {
 pub fn parse_budget(text: &str) -> Result<Duration, String> {
     let mut time = None;
     for part in text.split(',').map(str::trim) {
-        let (number, unit) = part.split_at(part.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(part.len()));
-        let value: f64 = number.parse().map_err(|_| format!("`{part}` is no amount; write 10m, 90s or 1h"))?;
+        let (number, unit) =
+            part.split_at(part.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(part.len()));
+        let value: f64 =
+            number.parse().map_err(|_| format!("`{part}` is no amount; write 10m, 90s or 1h"))?;
         let seconds = match unit {
             "" | "s" => value,
             "m" => value * 60.0,
             "h" => value * 3600.0,
-            "usd" => return Err("a budget in dollars needs an agent that costs money; the search agent is free".to_owned()),
+            "usd" => {
+                return Err("a budget in dollars needs an agent that costs money; the search agent is free"
+                    .to_owned());
+            }
             other => return Err(format!("unknown unit `{other}`; write 10m, 90s or 1h")),
         };
         if time.replace(seconds).is_some() {

@@ -8,28 +8,41 @@ use autokernel_core::region::Region;
 use autokernel_worker::python::bridge_files;
 use autokernel_worker::toolchain::Artefact;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::error::EngineError;
 
 /// The schema string of `manifest.json`.
 pub const PACKAGE_SCHEMA: &str = "autokernel.package/1";
 
-/// Bridge files that a package needs to run: everything but the oracle's side.
-const LEFT_OUT: &[&str] = &["oracle.py", "zygote.py", "inputs.py", "probe.py", "__main__.py", "wire.py", "model.py", "profile.py"];
+/// Bridge files that a package needs to run.
+const RUNTIME: &[&str] = &[
+    "__init__.py",
+    "backend.py",
+    "graph.py",
+    "kernels.py",
+    "package.py",
+    "region.py",
+    "rewrite.py",
+    "tensors.py",
+];
+
+/// The bridge file that becomes the package's own `__init__.py`.
+const INIT: &str = "package_init.py";
 
 /// A kernel that goes into a package.
 #[derive(Clone, Debug)]
-pub struct Winner {
+pub(crate) struct Winner {
     /// The region that it replaces.
-    pub region: Region,
+    pub(crate) region: Region,
     /// Its kernel file.
-    pub file: KernelFile,
+    pub(crate) file: KernelFile,
     /// Chosen parameter values.
-    pub params: Params,
+    pub(crate) params: Params,
     /// Its plan for the region's shapes.
-    pub plan: Plan,
+    pub(crate) plan: Plan,
     /// What the builder made.
-    pub artefact: Artefact,
+    pub(crate) artefact: Artefact,
 }
 
 /// `manifest.json`.
@@ -56,6 +69,8 @@ pub struct ManifestRegion {
     pub file: String,
     /// The artefact, relative to the package.
     pub artefact: String,
+    /// SHA-256 of the artefact: what Python can check before it loads it.
+    pub artefact_sha256: String,
     /// Chosen parameter values.
     pub params: Params,
     /// Its launches for the region's shapes.
@@ -76,14 +91,39 @@ pub struct Guards {
 
 /// Features by which compilers choose instructions; a machine that lacks one can't run the artefact.
 const CODE_FEATURES: &[&str] = &[
-    "sse4_1", "sse4_2", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd",
-    "avx512_bf16", "avx512_fp16", "avx512vbmi", "avx512_vbmi2", "avx512_vnni", "avx512ifma", "avx512_bitalg", "avx512_vpopcntdq",
-    "gfni", "vaes", "vpclmulqdq", "asimd", "asimdhp", "sve", "bf16",
+    "sse4_1",
+    "sse4_2",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "bmi1",
+    "bmi2",
+    "avx512f",
+    "avx512dq",
+    "avx512bw",
+    "avx512vl",
+    "avx512cd",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx512vbmi",
+    "avx512_vbmi2",
+    "avx512_vnni",
+    "avx512ifma",
+    "avx512_bitalg",
+    "avx512_vpopcntdq",
+    "gfni",
+    "vaes",
+    "vpclmulqdq",
+    "asimd",
+    "asimdhp",
+    "sve",
+    "bf16",
 ];
 
 /// Writes a package to `dir`, which must not exist: made beside under another name, then renamed,
 /// so that a killed run leaves no half package.
-pub fn assemble(
+pub(crate) fn assemble(
     dir: &Path,
     form: &str,
     torch: &str,
@@ -98,11 +138,14 @@ pub fn assemble(
     for folder in ["_runtime", "kernels", "artefacts", "include/autokernel"] {
         fs_err::create_dir_all(root.join(folder))?;
     }
-    for (name, text) in bridge_files().iter().filter(|(name, _)| !LEFT_OUT.contains(name)) {
-        fs_err::write(root.join("_runtime").join(name), text)?;
+    for (name, text) in bridge_files() {
+        if RUNTIME.contains(name) {
+            fs_err::write(root.join("_runtime").join(name), text)?;
+        } else if *name == INIT {
+            fs_err::write(root.join("__init__.py"), text)?;
+        }
     }
     fs_err::write(root.join("include/autokernel/vec.h"), VEC_HEADER)?;
-    fs_err::write(root.join("__init__.py"), PACKAGE_INIT)?;
 
     let mut regions = vec![];
     for winner in winners {
@@ -114,15 +157,25 @@ pub fn assemble(
             region: winner.region.clone(),
             file,
             artefact,
+            artefact_sha256: base16(&Sha256::digest(&winner.artefact.bytes)),
             params: winner.params.clone(),
             plan: winner.plan.clone(),
             guards: Guards {
-                cpu_features: features.iter().filter(|name| CODE_FEATURES.contains(&name.as_str())).cloned().collect(),
+                cpu_features: features
+                    .iter()
+                    .filter(|name| CODE_FEATURES.contains(&name.as_str()))
+                    .cloned()
+                    .collect(),
                 alignment: 1,
             },
         });
     }
-    let manifest = Manifest { schema: PACKAGE_SCHEMA.to_owned(), form: form.to_owned(), torch: torch.to_owned(), regions };
+    let manifest = Manifest {
+        schema: PACKAGE_SCHEMA.to_owned(),
+        form: form.to_owned(),
+        torch: torch.to_owned(),
+        regions,
+    };
     fs_err::write(root.join("manifest.json"), serde_json::to_string_pretty(&manifest)?)?;
     for (name, text) in extra {
         fs_err::write(root.join(name), text)?;
@@ -137,6 +190,10 @@ pub fn assemble(
     Ok(dir.to_owned())
 }
 
+fn base16(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn open_to_readers(path: &Path) -> Result<(), EngineError> {
     use std::os::unix::fs::PermissionsExt;
     fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o755))?;
@@ -144,36 +201,20 @@ fn open_to_readers(path: &Path) -> Result<(), EngineError> {
 }
 
 /// Reads a package's manifest.
-pub fn read_manifest(dir: &Path) -> Result<Manifest, EngineError> {
+pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, EngineError> {
     let path = dir.join("manifest.json");
-    let text = fs_err::read_to_string(&path)
-        .map_err(|_| EngineError::Package(format!("{} is no package: it has no manifest.json", dir.display())))?;
+    let text = fs_err::read_to_string(&path).map_err(|_| {
+        EngineError::Package(format!("{} is no package: it has no manifest.json", dir.display()))
+    })?;
     let manifest: Manifest = serde_json::from_str(&text)
         .map_err(|error| EngineError::Package(format!("{} can't be read: {error}", path.display())))?;
     if manifest.schema == PACKAGE_SCHEMA {
         Ok(manifest)
     } else {
-        Err(EngineError::Package(format!("{} has schema `{}`, this program knows `{PACKAGE_SCHEMA}`", path.display(), manifest.schema)))
+        Err(EngineError::Package(format!(
+            "{} has schema `{}`, this program knows `{PACKAGE_SCHEMA}`",
+            path.display(),
+            manifest.schema
+        )))
     }
 }
-
-/// The module that users import; the runtime beside it does the work.
-const PACKAGE_INIT: &str = r#""""A model's faster kernels, made by autokernel. Needs only torch.
-
-    import sys; sys.path.insert(0, "folder that holds this package")
-    import package_name
-    model = package_name.load(model)
-
-`load` gives the model back with the matching parts replaced; weights stay the model's own.
-AUTOKERNEL_DISABLE=1 in the environment gives the model back as it was.
-"""
-
-from ._runtime.package import open_package
-
-__all__ = ["load"]
-
-
-def load(model, report=False):
-    """Returns `model` (an `nn.Module` or function) running in the form that was measured as best."""
-    return open_package(__path__[0]).load(model, report=report)
-"#;

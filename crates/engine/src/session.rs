@@ -4,10 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use autokernel_core::graph::{Graph, TensorMeta};
+use autokernel_core::graph::Graph;
 use autokernel_core::plan::Device;
 use autokernel_worker::device::DeviceFacts;
-use autokernel_worker::python::{self, Confinement, Interpreter, Peer};
+use autokernel_worker::python::{self, Interpreter, Peer};
 use autokernel_worker::sandbox;
 use autokernel_worker::toolchain::Toolchain;
 use serde::Deserialize;
@@ -44,13 +44,14 @@ pub struct PythonChoice {
 
 impl Tools {
     /// Finds everything or says what is missing.
-    pub fn find(choice: &PythonChoice, threads: Option<usize>, observer: &mut dyn Observer) -> Result<Self, EngineError> {
+    pub fn find(
+        choice: &PythonChoice,
+        threads: Option<usize>,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, EngineError> {
         let interpreter = find_interpreter(choice, observer)?;
         let toolchain = Toolchain::detect()?;
-        let report = sandbox::probe();
-        if !report.usable() {
-            return Err(EngineError::Sandbox { what: report.describe() });
-        }
+        confinement().map_err(|what| EngineError::Sandbox { what })?;
         let device = DeviceFacts::measure()?;
         let threads = threads.unwrap_or(device.cores).max(1);
         Ok(Self { interpreter, toolchain, device, threads })
@@ -89,6 +90,20 @@ impl Tools {
     }
 }
 
+/// How children are confined here, or why they can't be.
+pub(crate) fn confinement() -> Result<String, String> {
+    let report = sandbox::probe();
+    match report.problem {
+        None if report.self_test => {
+            let user =
+                if report.uid_drop { format!(", as user {}", report.child_uid) } else { String::new() };
+            Ok(format!("landlock {} and seccomp{user}; the self-test passed", report.landlock_abi))
+        }
+        None => Err("the self-test of a confined child failed".to_owned()),
+        Some(problem) => Err(problem),
+    }
+}
+
 fn find_interpreter(choice: &PythonChoice, observer: &mut dyn Observer) -> Result<Interpreter, EngineError> {
     let missing = match python::discover(choice.explicit.as_deref()) {
         Ok(interpreter) => return Ok(interpreter),
@@ -98,63 +113,68 @@ fn find_interpreter(choice: &PythonChoice, observer: &mut dyn Observer) -> Resul
         return Err(EngineError::Python(missing));
     }
     let Some(dir) = python::own_environment() else { return Err(EngineError::Python(missing)) };
-    observer.observe(&Event::Stage { what: format!("making an environment with torch at {}", dir.display()) });
-    let made = python::make_environment(&dir, &mut |line| observer.observe(&Event::Note { what: line.to_owned() }))?;
+    observer
+        .observe(&Event::Stage { what: format!("making an environment with torch at {}", dir.display()) });
+    let made =
+        python::make_environment(&dir, &mut |line| observer.observe(&Event::Note { what: line.to_owned() }))?;
     Ok(made)
 }
 
 /// What the oracle said of the model.
 #[derive(Clone, Debug, Deserialize)]
-pub struct LoadedModel {
+pub(crate) struct LoadedModel {
     /// Its class or function.
-    pub name: String,
-    /// Its tensor inputs.
-    pub inputs: Vec<TensorMeta>,
-    /// Number of parameters.
-    #[serde(default)]
-    pub parameters: u64,
+    pub(crate) name: String,
 }
 
 /// The captured graphs and what was checked of them.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Capture {
+pub(crate) struct Capture {
     /// One or more graphs, checked.
-    pub graphs: Vec<Graph>,
+    pub(crate) graphs: Vec<Graph>,
     /// Where the model breaks.
     #[serde(default)]
-    pub breaks: Vec<Break>,
+    pub(crate) breaks: Vec<Break>,
     /// Whether the captured graphs equal the model.
-    pub equal: Equality,
+    pub(crate) equal: Equality,
 }
 
 /// The captured graph against the user's model on two inputs.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub struct Equality {
+pub(crate) struct Equality {
     /// Largest relative error, root mean square of the difference over that of the output.
-    pub max_relative_error: f64,
+    pub(crate) max_relative_error: f64,
     /// Whether it stays inside the limit of the dtype.
-    pub ok: bool,
+    pub(crate) ok: bool,
 }
 
 /// An oracle that holds the user's model.
-pub struct Oracle {
+pub(crate) struct Oracle {
     /// The connection.
-    pub peer: Peer,
+    pub(crate) peer: Peer,
     /// What was loaded.
-    pub model: LoadedModel,
+    pub(crate) model: LoadedModel,
 }
 
 impl Oracle {
     /// Starts an oracle and loads the model under a fixed seed.
-    pub fn start(tools: &Tools, spec: &ModelSpec, seed: u64, scratch: &Path) -> Result<Self, EngineError> {
+    pub(crate) fn start(
+        tools: &Tools,
+        spec: &ModelSpec,
+        seed: u64,
+        scratch: &Path,
+    ) -> Result<Self, EngineError> {
         let mut peer = spawn_trusted(tools, "oracle", scratch)?;
-        let body = json!({ "model": spec.spec, "inputs": spec.inputs, "seed": seed, "threads": tools.threads });
-        let reply = peer.request("load", body, MODEL_TIMEOUT).map_err(|error| model_error(error, &tools.interpreter))?;
+        let body =
+            json!({ "model": spec.spec, "inputs": spec.inputs, "seed": seed, "threads": tools.threads });
+        let reply = peer
+            .request("load", body, MODEL_TIMEOUT)
+            .map_err(|error| model_error(error, &tools.interpreter))?;
         Ok(Self { model: serde_json::from_value(reply)?, peer })
     }
 
     /// Captures the model; graphs that do not equal it are an error.
-    pub fn capture(&mut self, tools: &Tools) -> Result<Capture, EngineError> {
+    pub(crate) fn capture(&mut self, tools: &Tools) -> Result<Capture, EngineError> {
         let reply = self.ask(tools, "capture", json!({}))?;
         let capture: Capture = serde_json::from_value(reply)?;
         for graph in &capture.graphs {
@@ -167,7 +187,7 @@ impl Oracle {
     }
 
     /// One request; the user's own errors become model errors.
-    pub fn ask(&mut self, tools: &Tools, op: &str, body: Value) -> Result<Value, EngineError> {
+    pub(crate) fn ask(&mut self, tools: &Tools, op: &str, body: Value) -> Result<Value, EngineError> {
         self.peer.request(op, body, MODEL_TIMEOUT).map_err(|error| model_error(error, &tools.interpreter))
     }
 }
@@ -175,9 +195,10 @@ impl Oracle {
 /// A Python child that runs the user's own code, unconfined as the user's own.
 pub(crate) fn spawn_trusted(tools: &Tools, role: &str, scratch: &Path) -> Result<Peer, EngineError> {
     let cache = inductor_cache();
+    fs_err::create_dir_all(&cache)?;
     let cwd = std::env::current_dir().unwrap_or_else(|_| scratch.to_owned());
     let extra = [("TORCHINDUCTOR_CACHE_DIR".into(), cache.into_os_string())];
-    Ok(python::spawn(&tools.interpreter, role, Confinement::Open, &cwd, &extra)?)
+    Ok(python::spawn(&tools.interpreter, role, None, &cwd, &extra)?)
 }
 
 /// Compiled baselines are kept between runs; candidates never see this folder.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use autokernel_core::graph::{Graph, NodeKind};
 use autokernel_core::task::{Task, winnable};
-use autokernel_search::partition;
+use autokernel_search::partition::partition;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -28,27 +28,31 @@ struct GraphProfile {
 }
 
 /// The ranked work of a model.
-pub struct Ranked {
+pub(crate) struct Ranked {
     /// Most time to be won first.
-    pub tasks: Vec<Task>,
+    pub(crate) tasks: Vec<Task>,
     /// Median time of the model under eager PyTorch, in microseconds.
-    pub eager_us: f64,
+    pub(crate) eager_us: f64,
     /// How much faster the model would be if every region took its reach.
-    pub winnable: f64,
+    pub(crate) winnable: f64,
     /// What stays as it is, largest share first.
-    pub left: Vec<LeftReport>,
+    pub(crate) left: Vec<LeftReport>,
 }
 
 /// Profiles the captured graphs and ranks their regions by time that can be won.
-pub fn rank(oracle: &mut Oracle, tools: &Tools, capture: &Capture) -> Result<Ranked, EngineError> {
+pub(crate) fn rank(oracle: &mut Oracle, tools: &Tools, capture: &Capture) -> Result<Ranked, EngineError> {
     let reply = oracle.ask(tools, "profile", json!({ "repeats": REPEATS }))?;
     let profile: Profile = serde_json::from_value(reply)?;
-    let time = |graph: usize, node: &String| profile.graphs.get(graph).and_then(|g| g.nodes.get(node)).copied().unwrap_or(0.0);
+    let time = |graph: usize, node: &String| {
+        profile.graphs.get(graph).and_then(|g| g.nodes.get(node)).copied().unwrap_or(0.0)
+    };
 
     let partition = partition(&capture.graphs);
     let mut inside: HashSet<(usize, &String)> = HashSet::new();
     for (_, occurrences) in &partition.regions {
-        inside.extend(occurrences.iter().flat_map(|found| found.nodes.iter().map(move |node| (found.graph, node))));
+        inside.extend(
+            occurrences.iter().flat_map(|found| found.nodes.iter().map(move |node| (found.graph, node))),
+        );
     }
     let left = left_alone(&capture.graphs, &inside, &partition.left, &time, profile.total_us);
 
@@ -56,13 +60,17 @@ pub fn rank(oracle: &mut Oracle, tools: &Tools, capture: &Capture) -> Result<Ran
         .regions
         .iter()
         .map(|(region, occurrences)| {
-            let total: f64 =
-                occurrences.iter().map(|found| found.nodes.iter().map(|node| time(found.graph, node)).sum::<f64>()).sum();
+            let total: f64 = occurrences
+                .iter()
+                .map(|found| found.nodes.iter().map(|node| time(found.graph, node)).sum::<f64>())
+                .sum();
             let each = total / occurrences.len().max(1) as f64;
             Task::new(region.clone(), occurrences.clone(), each, profile.total_us, &tools.device.copy)
         })
         .collect();
-    tasks.sort_by(|a, b| b.winnable_share().total_cmp(&a.winnable_share()).then_with(|| a.region.id.cmp(&b.region.id)));
+    tasks.sort_by(|a, b| {
+        b.winnable_share().total_cmp(&a.winnable_share()).then_with(|| a.region.id.cmp(&b.region.id))
+    });
     let winnable = winnable(&tasks);
     Ok(Ranked { tasks, eager_us: profile.total_us, winnable, left })
 }
@@ -75,10 +83,15 @@ fn left_alone(
     time: &impl Fn(usize, &String) -> f64,
     total_us: f64,
 ) -> Vec<LeftReport> {
-    let reasons: HashMap<&str, &str> = reasons.iter().map(|(op, reason)| (op.as_str(), reason.as_str())).collect();
+    let reasons: HashMap<&str, &str> =
+        reasons.iter().map(|(op, reason)| (op.as_str(), reason.as_str())).collect();
     let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
     for (index, graph) in graphs.iter().enumerate() {
-        for node in graph.nodes.iter().filter(|node| node.kind == NodeKind::Call && !inside.contains(&(index, &node.name))) {
+        for node in graph
+            .nodes
+            .iter()
+            .filter(|node| node.kind == NodeKind::Call && !inside.contains(&(index, &node.name)))
+        {
             *sums.entry(&node.target).or_default() += time(index, &node.name);
         }
     }

@@ -35,7 +35,7 @@ use crate::truth::{RawSet, Truth};
 const ALIGN: u64 = 64;
 
 /// How long to wait for another process's measurement.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_mins(10);
 
 /// The watchdog of one call: this, or fifty times the baseline, whichever is longer.
 const CALL_SECONDS: f64 = 2.0;
@@ -192,18 +192,29 @@ pub(crate) struct Verified<'a> {
 
 impl Judge {
     /// Builds a candidate and checks it on every set; nothing is timed.
-    pub fn check(&self, task: &JudgedTask, file: &KernelFile, params: &Params) -> Result<Result<Checked, Verdict>, JudgeError> {
+    pub fn check(
+        &self,
+        task: &JudgedTask,
+        file: &KernelFile,
+        params: &Params,
+    ) -> Result<Result<Checked, Verdict>, JudgeError> {
         match self.verify(task, file, params) {
             Ok(verified) => Ok(Ok(verified.checked)),
             Err(stop) => stop.verdict().map(Err),
         }
     }
 
-    pub(crate) fn verify<'a>(&self, task: &'a JudgedTask, file: &KernelFile, params: &Params) -> Result<Verified<'a>, Stop> {
+    pub(crate) fn verify<'a>(
+        &self,
+        task: &'a JudgedTask,
+        file: &KernelFile,
+        params: &Params,
+    ) -> Result<Verified<'a>, Stop> {
         let plan = self.plan(task, file, params)?;
         let _beside = MachineLock::work(LOCK_PATIENCE)?;
         let artefact = self.build(file, params)?;
-        let entries: Vec<&str> = plan.launches.iter().map(|launch| launch.entry.as_str()).collect();
+        let launches = plan.prepare.iter().map(|step| &step.launch).chain(&plan.launches);
+        let entries: Vec<&str> = launches.map(|launch| launch.entry.as_str()).collect();
         admit(&artefact.bytes, &entries).map_err(|e| Stop::Rejected(Stage::Admission, e.to_string()))?;
         // Drawn only now, so nothing in the artefact can depend on it.
         let seed = Seed::from_os()?;
@@ -232,8 +243,9 @@ impl Judge {
             session.compare_again(*call, &digests[call.0], &mut comparer, Stage::Determinism)?;
         }
         let families = task.truth.sets().iter().map(|set| set.family.clone()).collect();
-        let checked = Checked { artefact: artefact.id.clone(), seed, families, worst: comparer.worst().to_vec() };
-        let estimate_us = batch.wall.as_secs_f64() * 1e6 / sets as f64;
+        let checked =
+            Checked { artefact: artefact.id.clone(), seed, families, worst: comparer.worst().to_vec() };
+        let estimate_us = crate::screen::undisturbed_us(&batch) / sets as f64;
         Ok(Verified { artefact, plan, session, checked, stream, digests, estimate_us })
     }
 
@@ -242,15 +254,16 @@ impl Judge {
         if file.language != Language::Cpp {
             return Err(refused(format!("a kernel in {} can't run on this device", file.language.name())));
         }
-        let plan = plan(file, &task.region, params, &self.device).map_err(|e| refused(e.to_string()))?;
-        if plan.prepare.is_empty() { Ok(plan) } else { Err(refused("prepare steps are not supported yet".to_owned())) }
+        plan(file, &task.region, params, &self.device).map_err(|e| refused(e.to_string()))
     }
 
     fn build(&self, file: &KernelFile, params: &Params) -> Result<Artefact, Stop> {
-        self.toolchain.build(file, params, &self.build).map_err(|error| match &error {
-            BuildError::Compiler { diagnostics } => Stop::Rejected(Stage::Build, format!("{error}\n{diagnostics}")),
-            BuildError::Timeout { .. } => Stop::Rejected(Stage::Build, error.to_string()),
-            _ => Stop::Failed(JudgeError::Builder(error)),
+        self.toolchain.build(file, params, &self.build).map_err(|error| match error {
+            BuildError::Sandbox { .. } | BuildError::Io { .. } => Stop::Failed(JudgeError::Builder(error)),
+            BuildError::Crashed { ref diagnostics, .. } => {
+                Stop::Rejected(Stage::Build, format!("{error}\n{diagnostics}"))
+            }
+            other => Stop::Rejected(Stage::Build, other.to_string()),
         })
     }
 }
@@ -269,10 +282,13 @@ impl<'a> Session<'a> {
     fn start(judge: &Judge, task: &'a JudgedTask, artefact: &Artefact, plan: &Plan) -> Result<Self, Stop> {
         let metas: Vec<TensorMeta> = task.region.output_metas().into_iter().cloned().collect();
         let sets = task.truth.sets().len();
-        let slot = metas.iter().map(|meta| BufferSpec { bytes: meta.extent() * meta.dtype.size(), align: ALIGN });
+        let slot =
+            metas.iter().map(|meta| BufferSpec { bytes: meta.extent() * meta.dtype.size(), align: ALIGN });
         let mut specs: Vec<BufferSpec> = (0..sets).flat_map(|_| slot.clone()).collect();
         let first = specs.len();
-        specs.extend(plan.scratch.iter().map(|s| BufferSpec { bytes: s.numel * s.dtype.size(), align: ALIGN }));
+        specs.extend(
+            plan.scratch.iter().map(|s| BufferSpec { bytes: s.numel * s.dtype.size(), align: ALIGN }),
+        );
         let scratch = (first..specs.len()).collect();
         let arena = Arena::create("outputs", &specs)?;
         let mut runner = Runner::spawn(&judge.runner).map_err(|e| Stop::Failed(JudgeError::Runner(e)))?;
@@ -286,14 +302,20 @@ impl<'a> Session<'a> {
 
     /// Overwrites outputs and scratch, so that nothing of an earlier call can pass for a result.
     pub(crate) fn poison(&self, pattern: Pattern) -> Result<(), Stop> {
-        for buffer in 0..self.buffers {
-            let pattern = match pattern {
-                Pattern::Random(seed) => Pattern::Random(seed.wrapping_add(buffer as u64)),
-                other => other,
-            };
-            self.arena.poison(buffer, pattern)?;
-        }
-        Ok(())
+        (0..self.buffers).try_for_each(|buffer| self.poison_one(buffer, pattern))
+    }
+
+    /// Overwrites scratch, so that no call can tell what happened before its batch.
+    pub(crate) fn poison_scratch(&self, pattern: Pattern) -> Result<(), Stop> {
+        self.scratch.iter().try_for_each(|buffer| self.poison_one(*buffer, pattern))
+    }
+
+    fn poison_one(&self, buffer: usize, pattern: Pattern) -> Result<(), Stop> {
+        let pattern = match pattern {
+            Pattern::Random(seed) => Pattern::Random(seed.wrapping_add(buffer as u64)),
+            other => other,
+        };
+        Ok(self.arena.poison(buffer, pattern)?)
     }
 
     /// Runs the calls and looks at what a batch says of itself. The child is frozen afterwards.
@@ -302,7 +324,10 @@ impl<'a> Session<'a> {
         let batch =
             self.runner.batch(&calls, self.task.timeout(calls.len())).map_err(|e| blame(Stage::Run, e))?;
         if !batch.mxcsr_ok {
-            return Err(Stop::Rejected(Stage::Run, "the kernel changed the floating-point control word".to_owned()));
+            return Err(Stop::Rejected(
+                Stage::Run,
+                "the kernel changed the floating-point control word".to_owned(),
+            ));
         }
         if !batch.threads_ok {
             return Err(Stop::Rejected(Stage::Run, "more threads live than the kernel was given".to_owned()));
@@ -329,7 +354,12 @@ impl<'a> Session<'a> {
     }
 
     /// Compares every output of a call with the truth.
-    pub(crate) fn compare(&self, call: (usize, usize), comparer: &mut Comparer<'_>, stage: Stage) -> Result<Vec<Digest>, Stop> {
+    pub(crate) fn compare(
+        &self,
+        call: (usize, usize),
+        comparer: &mut Comparer<'_>,
+        stage: Stage,
+    ) -> Result<Vec<Digest>, Stop> {
         let (set, slot) = call;
         let mut digests = Vec::with_capacity(self.metas.len());
         for (output, meta) in self.metas.iter().enumerate() {
@@ -378,10 +408,13 @@ fn blame(stage: Stage, error: RunnerError) -> Stop {
         RunnerError::Spawn { .. } | RunnerError::Sandbox { .. } | RunnerError::Io { .. } => {
             Stop::Failed(JudgeError::Runner(error))
         }
-        RunnerError::Crashed { signal: 11 | 7 } => {
-            Stop::Rejected(stage, format!("{error} (memory that is not the kernel's, or a write to an input)"))
+        RunnerError::Crashed { signal: 11 | 7 } => Stop::Rejected(
+            stage,
+            format!("{error} (memory that is not the kernel's, or a write to an input)"),
+        ),
+        RunnerError::Crashed { signal: 31 } => {
+            Stop::Rejected(stage, format!("{error} (a forbidden system call)"))
         }
-        RunnerError::Crashed { signal: 31 } => Stop::Rejected(stage, format!("{error} (a forbidden system call)")),
         other => Stop::Rejected(stage, other.to_string()),
     }
 }

@@ -32,7 +32,7 @@ pub enum JudgeError {
     #[error("{path} holds {got} bytes, its description says {expected}")]
     Size { path: std::path::PathBuf, got: u64, expected: u64 },
     #[error("`{name}` failed")]
-    Contestant { name: String, source: PeerError },
+    Contestant { name: String, source: Box<PeerError> },
     #[error("`{name}` can't be compared with: {reason}")]
     BadBaseline { name: String, reason: String },
     #[error(transparent)]

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use autokernel_core::contract::Contract;
-use autokernel_core::stats::{ALPHA, Decision, PairedSamples, REPORTED_PAIRS, Schedule, UNFIT_NOISE, time_interval};
+use autokernel_core::stats::{
+    ALPHA, Decision, PairedSamples, REPORTED_PAIRS, Schedule, UNFIT_NOISE, time_interval,
+};
 use autokernel_core::verdict::{Interval, Stage, Verdict};
 use serde::{Deserialize, Serialize};
 
@@ -223,7 +225,14 @@ pub fn next_pairs(evidence: &Evidence) -> Result<Option<usize>, EvidenceError> {
 }
 
 fn rejected(stage: Stage, reason: String) -> Decided {
-    Decided { verdict: Verdict::Rejected { stage, reason }, pairs: 0, reportable: false, p_value: 1.0, noise: 0.0, unfit: false }
+    Decided {
+        verdict: Verdict::Rejected { stage, reason },
+        pairs: 0,
+        reportable: false,
+        p_value: 1.0,
+        noise: 0.0,
+        unfit: false,
+    }
 }
 
 /// The stored metrics against the stored limits, whatever the comparison said when it ran.
@@ -295,7 +304,10 @@ impl Race {
     }
 
     fn processes<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Process> {
-        self.rounds.iter().flat_map(|round| &round.processes).filter(move |process| process.contestant == name)
+        self.rounds
+            .iter()
+            .flat_map(|round| &round.processes)
+            .filter(move |process| process.contestant == name)
     }
 }
 
@@ -310,7 +322,11 @@ mod tests {
         let rounds = (0..pairs)
             .map(|i| {
                 let wobble = 1.0 + 0.002 * ((i * 7 % 5) as f64 - 2.0);
-                let process = |name: &str, us: f64, checked| Process { contestant: name.into(), us: vec![us, us * 1.001, us * 0.999], checked };
+                let process = |name: &str, us: f64, checked| Process {
+                    contestant: name.into(),
+                    us: vec![us, us * 1.001, us * 0.999],
+                    checked,
+                };
                 Round {
                     processes: vec![process("eager", 100.0 * wobble, 0), process("ours", 100.0 / speedup, 3)],
                     started: vec![1, 0],
@@ -339,7 +355,13 @@ mod tests {
 
     #[test]
     fn stored_evidence_gives_the_same_verdict() {
-        for (pairs, speedup, name) in [(6, 1.2, "faster"), (6, 0.8, "slower"), (6, 1.0, "same"), (16, 1.008, "ambiguous"), (5, 1.2, "ambiguous")] {
+        for (pairs, speedup, name) in [
+            (6, 1.2, "faster"),
+            (6, 0.8, "slower"),
+            (6, 1.0, "same"),
+            (16, 1.0095, "ambiguous"),
+            (5, 1.2, "ambiguous"),
+        ] {
             let evidence = evidence(pairs, speedup);
             let decided = decide(&evidence).unwrap();
             assert_eq!(decided.verdict.name(), name, "{pairs} pairs at {speedup}: {decided:?}");

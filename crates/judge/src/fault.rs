@@ -47,7 +47,12 @@ impl Place {
             let first = at / width * width;
             (first, (first + width).min(of))
         };
-        Self { rows: band(index / of_columns, of_rows), of_rows, columns: band(index % of_columns, of_columns), of_columns }
+        Self {
+            rows: band(index / of_columns, of_rows),
+            of_rows,
+            columns: band(index % of_columns, of_columns),
+            of_columns,
+        }
     }
 }
 
@@ -78,7 +83,9 @@ impl fmt::Display for Fault {
         match self.metric {
             Metric::Ratio => write!(f, "rms error is {value:.3} times the baseline's own, limit {limit}")?,
             Metric::Element => write!(f, "element error score {value:.3e}, limit {limit}")?,
-            Metric::Centred => write!(f, "rms error is {value:.3e} of the spread of the true values, limit {limit:.1e}")?,
+            Metric::Centred => {
+                write!(f, "rms error is {value:.3e} of the spread of the true values, limit {limit:.1e}")?;
+            }
             Metric::NonFinite => {
                 f.write_str("NaN or infinity does not stand where it should (an element that is never written reads as NaN)")?;
             }

@@ -22,4 +22,8 @@ pub mod verdict;
 
 pub use correctness::{Judge, JudgedTask};
 pub use error::JudgeError;
+pub use evidence::{Decided, Evidence, EvidenceError, Facts, Race, decide};
+pub use round::{Child, Contest, Contestant, Protocol, Staging, Zygote};
 pub use screen::{ScreenOutcome, Screened};
+pub use truth::{RawSet, TensorFile, Truth};
+pub use verdict::{compare, race};

@@ -56,9 +56,14 @@ fn open(path: &Path) -> io::Result<File> {
     // enough for flock. A link in the way is an attack or a mistake.
     let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     match OpenOptions::new().read(true).custom_flags(no_follow).open(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(no_follow).open(path)
-        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .custom_flags(no_follow)
+            .open(path),
         other => other,
     }
 }
@@ -70,7 +75,9 @@ fn acquire(path: &Path, timeout: Duration, alone: bool) -> Result<MachineLock, L
         let tried = if alone { file.try_lock() } else { file.try_lock_shared() };
         match tried {
             Ok(()) => return Ok(MachineLock(file)),
-            Err(TryLockError::Error(source)) => return Err(LockError::Lock { path: path.to_owned(), source }),
+            Err(TryLockError::Error(source)) => {
+                return Err(LockError::Lock { path: path.to_owned(), source });
+            }
             Err(TryLockError::WouldBlock) if start.elapsed() > timeout => {
                 return Err(LockError::Timeout { seconds: timeout.as_secs_f64() });
             }
@@ -136,21 +143,31 @@ fn shares(before: Ticks, after: Ticks) -> Option<Contention> {
     let total = after.total.checked_sub(before.total).filter(|t| *t >= 20)? as f64;
     let ours = after.ours.saturating_sub(before.ours);
     let others = after.busy.saturating_sub(before.busy).saturating_sub(ours) as f64;
-    Some(Contention { others: others / total, steal: after.steal.saturating_sub(before.steal) as f64 / total })
+    Some(Contention {
+        others: others / total,
+        steal: after.steal.saturating_sub(before.steal) as f64 / total,
+    })
 }
 
 fn ticks(pids: &[i32]) -> Option<Ticks> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let (busy, steal, total) = machine_ticks(&stat)?;
     let process = |name: &str| process_ticks(&std::fs::read_to_string(format!("/proc/{name}/stat")).ok()?);
-    let ours = process("self").unwrap_or(0) + pids.iter().filter_map(|pid| process(&pid.to_string())).sum::<u64>();
+    let ours =
+        process("self").unwrap_or(0) + pids.iter().filter_map(|pid| process(&pid.to_string())).sum::<u64>();
     Some(Ticks { busy, steal, total, ours })
 }
 
 /// Busy, stolen and all ticks from the first line of /proc/stat. Guest time is part of user time.
 fn machine_ticks(stat: &str) -> Option<(u64, u64, u64)> {
-    let fields: Vec<u64> =
-        stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8).map_while(|f| f.parse().ok()).collect();
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()?
+        .strip_prefix("cpu ")?
+        .split_whitespace()
+        .take(8)
+        .map_while(|f| f.parse().ok())
+        .collect();
     let [user, nice, system, idle, iowait, irq, softirq, steal] = fields[..] else { return None };
     let busy = user + nice + system + irq + softirq;
     Some((busy, steal, busy + idle + iowait + steal))
@@ -185,7 +202,10 @@ mod tests {
     fn a_link_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(dir.path().join("elsewhere"), dir.path().join("lock")).unwrap();
-        assert!(matches!(acquire(&dir.path().join("lock"), Duration::ZERO, true), Err(LockError::Open { .. })));
+        assert!(matches!(
+            acquire(&dir.path().join("lock"), Duration::ZERO, true),
+            Err(LockError::Open { .. })
+        ));
     }
 
     #[test]

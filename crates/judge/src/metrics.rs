@@ -90,7 +90,12 @@ impl<'a> Comparer<'a> {
     }
 
     /// Compares one output of one set.
-    pub fn compare(&mut self, set: usize, output: usize, candidate: Tensor<'_>) -> Result<Comparison, TruthError> {
+    pub fn compare(
+        &mut self,
+        set: usize,
+        output: usize,
+        candidate: Tensor<'_>,
+    ) -> Result<Comparison, TruthError> {
         let truth_set = &self.truth.sets()[set];
         let truth = &truth_set.outputs[output];
         let place = Subject { output, family: &truth_set.family, truth };
@@ -244,7 +249,8 @@ fn compare_numbers(
         scale,
     };
     let logical = Logical::new(candidate).map_err(TruthError::Candidate)?;
-    let (mut hasher, mut bytes, mut r, mut b, mut c) = (blake3::Hasher::new(), vec![], vec![], vec![], vec![]);
+    let (mut hasher, mut bytes, mut r, mut b, mut c) =
+        (blake3::Hasher::new(), vec![], vec![], vec![], vec![]);
     let (mut sums, numel, mut start) = (Sums::default(), meta.numel(), 0);
     open(truth, |truths| {
         open(baseline, |baselines| {
@@ -268,7 +274,7 @@ fn compare_numbers(
     let rms = if sums.count > 0 { (sums.square / sums.count as f64).sqrt() } else { 0.0 };
     let well = scale.std > 0.0 && scale.error <= WELL_CONDITIONED * limits.centred * scale.std;
     let metrics = Metrics {
-        ratio: capped(rms / scale.ratio_scale),
+        ratio: capped(rms / scale.yardstick),
         element: capped(sums.worst),
         centred: if well { capped(rms / scale.std) } else { 0.0 },
     };

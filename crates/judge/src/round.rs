@@ -62,21 +62,17 @@ pub struct RemoteTensor {
     pub stride: Vec<u64>,
 }
 
-/// Outputs of a batch, by call and output, and the time it took on the parent's clock.
-#[derive(Clone, Debug)]
-pub struct Reply {
-    /// From sending the request to the complete reply.
-    pub wall: Duration,
-    /// The outputs of each call.
-    pub outputs: Vec<Vec<RemoteTensor>>,
-}
-
 /// A process that runs one contestant.
 pub trait Child {
     /// Makes the inputs of its sets.
     fn stage(&mut self, body: Value, timeout: Duration) -> Result<(), PeerError>;
-    /// Calls the subject on these staged sets, back to back.
-    fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Reply, PeerError>;
+    /// Calls the subject on these staged sets, back to back, and says nothing but that it is done:
+    /// the time from sending the request to the complete reply, on the parent's clock.
+    fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Duration, PeerError>;
+    /// Where the outputs of the last batch lie, by call and output.
+    fn outputs(&mut self, timeout: Duration) -> Result<Vec<Vec<RemoteTensor>>, PeerError>;
+    /// Frees them, outside of the next batch's time.
+    fn release(&mut self, timeout: Duration) -> Result<(), PeerError>;
     /// Stops every thread.
     fn freeze(&self) -> Result<(), PeerError>;
     /// Lets them go on.
@@ -104,15 +100,20 @@ impl Child for Peer {
         self.request("stage", body, timeout).map(|_| ())
     }
 
-    fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Reply, PeerError> {
-        #[derive(Deserialize)]
-        struct Outputs {
-            outputs: Vec<Vec<RemoteTensor>>,
-        }
-        let (value, wall) = self.request_timed("batch", json!({ "calls": calls }), timeout)?;
-        let Outputs { outputs } =
-            serde_json::from_value(value).map_err(|e| PeerError::Protocol { what: e.to_string() })?;
-        Ok(Reply { wall, outputs })
+    fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Duration, PeerError> {
+        // Without addresses: describing many small results would take as long as making them.
+        let body = json!({ "calls": calls, "addresses": false });
+        self.request_timed("batch", body, timeout).map(|(_, wall)| wall)
+    }
+
+    fn outputs(&mut self, timeout: Duration) -> Result<Vec<Vec<RemoteTensor>>, PeerError> {
+        let mut reply = self.request("outputs", json!({}), timeout)?;
+        serde_json::from_value(reply["outputs"].take())
+            .map_err(|e| PeerError::Protocol { what: e.to_string() })
+    }
+
+    fn release(&mut self, timeout: Duration) -> Result<(), PeerError> {
+        self.request("release", json!({}), timeout).map(|_| ())
     }
 
     fn freeze(&self) -> Result<(), PeerError> {
@@ -170,7 +171,9 @@ impl Contest<'_> {
                     chosen.iter().map(|set| json!({ "inputs": self.truth.sets()[*set].inputs })).collect();
                 json!({ "sets": sets })
             }
-            Staging::Draws(seeds) => json!({ "draws": chosen.iter().map(|set| seeds[*set]).collect::<Vec<_>>() }),
+            Staging::Draws(seeds) => {
+                json!({ "draws": chosen.iter().map(|set| seeds[*set]).collect::<Vec<_>>() })
+            }
         }
     }
 }
@@ -182,16 +185,16 @@ pub(crate) struct Record<'a> {
     verified: HashMap<usize, Vec<Digest>>,
 }
 
-/// Across rounds: records by contestant, and the batch size once it is fixed.
+/// Across rounds: records by contestant, and the calls of a batch.
 pub(crate) struct State<'a> {
     pub(crate) records: Vec<Record<'a>>,
-    calls: Option<usize>,
+    calls: usize,
 }
 
 impl<'a> State<'a> {
     pub(crate) fn new(truth: &'a Truth, contestants: usize) -> Self {
         let record = || Record { comparer: Comparer::new(truth), verified: HashMap::new() };
-        Self { records: (0..contestants).map(|_| record()).collect(), calls: None }
+        Self { records: (0..contestants).map(|_| record()).collect(), calls: 1 }
     }
 }
 
@@ -216,7 +219,7 @@ struct Running {
     call_bytes: u64,
 }
 
-const STAGE_TIMEOUT: Duration = Duration::from_secs(120);
+const STAGE_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Runs one round. `contestants[i]` is `state.records[i]`.
 pub(crate) fn round(
@@ -231,7 +234,9 @@ pub(crate) fn round(
     sets.truncate(protocol.staged.max(1));
     let started = stream.order(contestants.len());
     let mut running = start(contest, contestants, &sets, &started)?;
-    let calls = *state.calls.get_or_insert_with(|| batch_size(protocol, &running));
+    // The same for everyone in a round. It only grows: a disturbed warm-up asks for too few.
+    state.calls = state.calls.max(batch_size(protocol, &running));
+    let calls = state.calls;
 
     let watch = Watch::start(&running.iter().map(|r| r.child.pid()).collect::<Vec<_>>());
     let secret = stream.below(protocol.batches);
@@ -241,10 +246,11 @@ pub(crate) fn round(
         let order = sequence(stream, sets.len(), calls);
         let turn = stream.order(running.len());
         for index in &turn {
-            let reply = timed(&mut running[*index], *index, &order)?;
-            if check && contestants[*index].checked {
+            let check = check && contestants[*index].checked;
+            let outputs = timed(&mut running[*index], *index, &order, check)?;
+            if let Some(outputs) = outputs {
                 let called: Vec<usize> = order.iter().map(|call| sets[*call]).collect();
-                verify(&running[*index], *index, &reply, &called, &mut state.records[*index])?;
+                verify(&running[*index], *index, &outputs, &called, &mut state.records[*index])?;
                 running[*index].checked += 1;
             }
         }
@@ -266,23 +272,24 @@ fn start(
     let body = contest.stage_body(sets);
     let mut running: Vec<Option<Running>> = contestants.iter().map(|_| None).collect();
     for index in started {
-        let contestant = &mut contestants[*index];
+        let contestant = &mut *contestants[*index];
         let name = contestant.name.clone();
         let fail = |error| blame(*index, &name, error);
         let mut child = contestant.zygote.fork().map_err(fail)?;
         child.stage(body.clone(), STAGE_TIMEOUT).map_err(fail)?;
         let all: Vec<usize> = (0..sets.len()).collect();
-        let (mut warm, mut batches, mut call) = (0.0, 0, 0.0);
-        let mut call_bytes = 0;
+        let (mut warm, mut batches, mut call_us) = (0.0, 0, f64::INFINITY);
         while batches < 2 || (warm < contest.protocol.warm_ms && batches < 1000) {
-            let reply = child.batch(&all, STAGE_TIMEOUT).map_err(fail)?;
-            call = reply.wall.as_secs_f64() * 1e6 / all.len() as f64;
-            call_bytes = reply.outputs.iter().map(|o| o.iter().map(|t| t.bytes).sum()).max().unwrap_or(0);
-            warm += reply.wall.as_secs_f64() * 1e3;
+            let wall = child.batch(&all, STAGE_TIMEOUT).map_err(fail)?.as_secs_f64();
+            call_us = call_us.min(wall * 1e6 / all.len() as f64);
+            warm += wall * 1e3;
             batches += 1;
         }
+        let outputs = child.outputs(STAGE_TIMEOUT).map_err(fail)?;
+        let bytes = |call: &Vec<RemoteTensor>| call.iter().fold(0_u64, |sum, t| sum.saturating_add(t.bytes));
+        let call_bytes = outputs.iter().map(bytes).max().unwrap_or(0);
         child.freeze().map_err(fail)?;
-        running[*index] = Some(Running { child, name, us: vec![], checked: 0, call_us: call, call_bytes });
+        running[*index] = Some(Running { child, name, us: vec![], checked: 0, call_us, call_bytes });
     }
     Ok(running.into_iter().flatten().collect())
 }
@@ -306,21 +313,33 @@ fn sequence(stream: &mut Stream, sets: usize, count: usize) -> Vec<usize> {
     calls
 }
 
-fn timed(running: &mut Running, index: usize, order: &[usize]) -> Result<Reply, RoundStop> {
+/// Times one batch and leaves the child frozen; says where its outputs lie when they are wanted.
+fn timed(
+    running: &mut Running,
+    index: usize,
+    order: &[usize],
+    wanted: bool,
+) -> Result<Option<Vec<Vec<RemoteTensor>>>, RoundStop> {
     let name = running.name.clone();
     let fail = |error| blame(index, &name, error);
     let expected = Duration::from_secs_f64(50e-6 * running.call_us * order.len() as f64);
     let timeout = Duration::from_secs(10).max(expected);
-    running.child.thaw().map_err(fail)?;
+    let child = &mut running.child;
+    child.thaw().map_err(fail)?;
+    child.release(timeout).map_err(fail)?;
     if order.len() >= 4 {
         // Threads that were frozen wake up outside the timed batch; with fewer calls it would cost
         // as much as the batch itself and be lost in it.
-        running.child.batch(&order[..1], timeout).map_err(fail)?;
+        child.batch(&order[..1], timeout).map_err(fail)?;
+        child.release(timeout).map_err(fail)?;
     }
-    let reply = running.child.batch(order, timeout).map_err(fail)?;
-    running.child.freeze().map_err(fail)?;
-    running.us.push(reply.wall.as_secs_f64() * 1e6 / order.len() as f64);
-    Ok(reply)
+    let wall = child.batch(order, timeout).map_err(fail)?;
+    // Kernels are leaf code on the caller's thread pool, and the bridge is ours: between the reply
+    // and the freeze nothing of the candidate runs.
+    let outputs = if wanted { Some(child.outputs(timeout).map_err(fail)?) } else { None };
+    child.freeze().map_err(fail)?;
+    running.us.push(wall.as_secs_f64() * 1e6 / order.len() as f64);
+    Ok(outputs)
 }
 
 /// The memory of a frozen child from an address on.
@@ -338,22 +357,40 @@ impl Source for Remote<'_> {
 }
 
 /// Checks all outputs of a timed batch. `called` names the set of each call.
-fn verify(running: &Running, index: usize, reply: &Reply, called: &[usize], record: &mut Record<'_>) -> Result<(), RoundStop> {
-    let out = |stage, reason| RoundStop::Out { index, failure: Failure { contestant: running.name.clone(), stage, reason } };
+fn verify(
+    running: &Running,
+    index: usize,
+    replied: &[Vec<RemoteTensor>],
+    called: &[usize],
+    record: &mut Record<'_>,
+) -> Result<(), RoundStop> {
+    let out = |stage, reason| RoundStop::Out {
+        index,
+        failure: Failure { contestant: running.name.clone(), stage, reason },
+    };
     let truth = record.comparer.truth();
     let outputs = truth.contract().limits.len();
-    if reply.outputs.len() != called.len() || reply.outputs.iter().any(|call| call.len() != outputs) {
+    if replied.len() != called.len() || replied.iter().any(|call| call.len() != outputs) {
         return Err(out(Stage::Timed, "the batch did not return every output of every call".to_owned()));
     }
-    for (set, tensors) in called.iter().zip(&reply.outputs) {
+    for (set, tensors) in called.iter().zip(replied) {
         let mut digests = Vec::with_capacity(outputs);
         for (output, tensor) in tensors.iter().enumerate() {
-            let meta = TensorMeta { dtype: tensor.dtype, shape: tensor.shape.clone(), stride: tensor.stride.clone() };
+            let meta = TensorMeta {
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+                stride: tensor.stride.clone(),
+            };
             // The reply is the child's word: sizes are compared before anything is allocated for them.
             let expected = &truth.sets()[*set].outputs[output].meta;
-            let same = meta.dtype == expected.dtype && meta.shape == expected.shape && meta.stride.len() == meta.shape.len();
+            let same = meta.dtype == expected.dtype
+                && meta.shape == expected.shape
+                && meta.stride.len() == meta.shape.len();
             if !same || !fits(&meta, tensor.bytes) {
-                return Err(out(Stage::Timed, format!("output {output} has another element type, shape or layout")));
+                return Err(out(
+                    Stage::Timed,
+                    format!("output {output} has another element type, shape or layout"),
+                ));
             }
             let source = Remote { child: running.child.as_ref(), tensor };
             let candidate = Tensor { source: &source, meta: &meta };
@@ -371,7 +408,10 @@ fn verify(running: &Running, index: usize, reply: &Reply, called: &[usize], reco
                 return Err(out(Stage::Timed, fault.to_string()));
             }
             if known.is_some() && truth.contract().deterministic {
-                return Err(out(Stage::Determinism, format!("output {output}: equal inputs gave unequal bits")));
+                return Err(out(
+                    Stage::Determinism,
+                    format!("output {output}: equal inputs gave unequal bits"),
+                ));
             }
             digests.push(comparison.digest);
         }
@@ -400,12 +440,11 @@ fn fits(meta: &TensorMeta, bytes: u64) -> bool {
 /// A contestant that dies, hangs or talks nonsense is out; a failed system call is ours.
 fn blame(index: usize, name: &str, error: PeerError) -> RoundStop {
     if matches!(error, PeerError::Io { .. } | PeerError::Frozen) {
-        return RoundStop::Failed(JudgeError::Contestant { name: name.to_owned(), source: error });
+        return RoundStop::Failed(JudgeError::Contestant { name: name.to_owned(), source: Box::new(error) });
     }
     let reason: String = error.to_string().chars().take(500).collect();
     RoundStop::Out { index, failure: Failure { contestant: name.to_owned(), stage: Stage::Run, reason } }
 }
 
 #[cfg(test)]
-#[path = "round/tests.rs"]
 mod tests;

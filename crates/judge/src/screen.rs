@@ -1,9 +1,12 @@
 //! Screening: how fast is the bare kernel, for ranking candidates among each other. Never reported.
 //!
-//! Timing happens in the runner that just passed the checks. Sets and output slots pair up anew in
-//! every cycle, so a slot never holds the result that the next call would write; before a secret
-//! round and the last one all slots are poisoned, and what these timed batches leave must be the
-//! bits that were verified.
+//! Timing happens in the runner that just passed the checks. Every timed batch looks the same from
+//! inside: scratch is poisoned, and sets and output slots pair up anew in every cycle, so a slot never
+//! holds the result that the next call would write. After each batch slots chosen only then are
+//! compared with the bits that were verified, after a secret one and the last all of them.
+//!
+//! What a slot held before its last call is gone, so a kernel that times itself could still skip
+//! calls inside a batch. The verdict keeps and checks every output; a screen only ranks.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +15,7 @@ use autokernel_core::plan::Plan;
 use autokernel_core::stats::{median, relative_spread};
 use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_worker::memory::Pattern;
+use autokernel_worker::runner::Batch;
 use autokernel_worker::toolchain::Artefact;
 
 use crate::correctness::{Checked, Judge, JudgedTask, LOCK_PATIENCE, Stop, Verified};
@@ -31,6 +35,12 @@ const FEWEST_ROUNDS: usize = 3;
 
 /// Time after which no further batch starts.
 const BUDGET: Duration = Duration::from_millis(400);
+
+/// Slots that are compared after an ordinary timed batch.
+const SPOT_CHECKS: usize = 2;
+
+/// How often a series may be measured again with larger batches.
+const RESTARTS: usize = 3;
 
 /// Calls of one batch, at most: they travel in one message.
 const MOST_CALLS: usize = 4096;
@@ -67,7 +77,12 @@ pub enum ScreenOutcome {
 
 impl Judge {
     /// Builds, checks and times one candidate.
-    pub fn screen(&self, task: &JudgedTask, file: &KernelFile, params: &Params) -> Result<ScreenOutcome, JudgeError> {
+    pub fn screen(
+        &self,
+        task: &JudgedTask,
+        file: &KernelFile,
+        params: &Params,
+    ) -> Result<ScreenOutcome, JudgeError> {
         match self.verify(task, file, params).and_then(|verified| time(task, verified)) {
             Ok(screened) => Ok(ScreenOutcome::Ranked(Box::new(screened))),
             Err(stop) => stop.verdict().map(ScreenOutcome::Rejected),
@@ -78,33 +93,21 @@ impl Judge {
 fn time(task: &JudgedTask, mut verified: Verified<'_>) -> Result<Screened, Stop> {
     let _alone = MachineLock::measure(LOCK_PATIENCE)?;
     let watch = Watch::start(&[verified.session.pid()]);
-    let sets = task.truth.sets().len();
-    let mut slots = Slots::new(sets);
-    let mut calls = calls_for(verified.estimate_us);
-    // The estimate comes from cold calls: one untimed batch warms up and corrects it.
-    let warm = verified.session.batch(&slots.cycle(&mut verified.stream, calls))?;
-    calls = calls_for(warm.wall.as_secs_f64() * 1e6 / calls as f64);
-
-    let (start, mut samples) = (Instant::now(), vec![]);
-    let secret = verified.stream.below(FEWEST_ROUNDS);
-    loop {
-        let last = samples.len() + 1 >= ROUNDS || (samples.len() + 1 >= FEWEST_ROUNDS && start.elapsed() > BUDGET);
-        let checked = last || samples.len() == secret;
-        if checked {
-            let pattern = if last { Pattern::Random(verified.stream.next_u64()) } else { Pattern::Nan };
-            verified.session.poison(pattern)?;
-            slots.forget();
-        }
-        let order = slots.cycle(&mut verified.stream, calls);
-        let batch =
-            if checked { verified.session.checked_batch(&order)? } else { verified.session.batch(&order)? };
-        samples.push(batch.wall.as_secs_f64() * 1e6 / calls as f64);
-        if checked {
-            check_timed(task, &verified, &slots)?;
-        }
-        if last {
+    let mut slots = Slots::new(task.truth.sets().len());
+    // The estimate comes from cold calls, perhaps disturbed ones; a first batch shows how long a call
+    // takes at best, and a batch that turns out far too short is measured again, larger.
+    let (mut calls, mut best_us) = (calls_for(verified.estimate_us), f64::INFINITY);
+    let mut samples = vec![];
+    for _ in 0..RESTARTS {
+        let warm = verified.session.batch(&slots.cycle(&mut verified.stream, calls))?;
+        best_us = best_us.min(undisturbed_us(&warm) / calls as f64);
+        calls = calls.max(calls_for(best_us));
+        samples = series(task, &mut verified, &mut slots, calls)?;
+        best_us = samples.iter().copied().fold(best_us, f64::min);
+        if calls_for(best_us) <= 2 * calls {
             break;
         }
+        calls = calls_for(best_us);
     }
     let us = median(&samples).unwrap_or(f64::NAN);
     if let Some(floor) = task.floor_us.filter(|floor| us < *floor) {
@@ -116,19 +119,56 @@ fn time(task: &JudgedTask, mut verified: Verified<'_>) -> Result<Screened, Stop>
     Ok(Screened { us, spread, samples, calls, artefact, plan, checked, contention: watch.finish() })
 }
 
+/// Timed batches of `calls` calls: microseconds a call of each.
+fn series(
+    task: &JudgedTask,
+    verified: &mut Verified<'_>,
+    slots: &mut Slots,
+    calls: usize,
+) -> Result<Vec<f64>, Stop> {
+    let (start, mut samples) = (Instant::now(), vec![]);
+    let secret = verified.stream.below(FEWEST_ROUNDS);
+    let mut comparer = Comparer::new(&task.truth);
+    loop {
+        let next = samples.len() + 1;
+        let last = next >= ROUNDS || (next >= FEWEST_ROUNDS && start.elapsed() > BUDGET);
+        let full = last || samples.len() == secret;
+        let poison = Pattern::Random(verified.stream.next_u64());
+        verified.session.poison_scratch(poison)?;
+        if slots.writers.len() < 2 {
+            // A single set has a single slot, which would hold its own result.
+            verified.session.poison(poison)?;
+        }
+        let order = slots.cycle(&mut verified.stream, calls);
+        let batch =
+            if full { verified.session.checked_batch(&order)? } else { verified.session.batch(&order)? };
+        samples.push(micros(batch.wall) / calls as f64);
+        let looked_at = if full { slots.writers.len() } else { SPOT_CHECKS };
+        for slot in verified.stream.order(slots.writers.len()).into_iter().take(looked_at) {
+            if let Some(set) = slots.writers[slot] {
+                let known = &verified.digests[set];
+                verified.session.compare_again((set, slot), known, &mut comparer, Stage::Timed)?;
+            }
+        }
+        if last {
+            return Ok(samples);
+        }
+    }
+}
+
+/// What a batch would have taken on an idle machine, roughly: its processor time where that is less.
+/// The child's word is believed only so far; it decides nothing but how many calls a batch has.
+pub(crate) fn undisturbed_us(batch: &Batch) -> f64 {
+    micros(batch.cpu.min(batch.wall).max(batch.wall / 64))
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
 fn calls_for(call_us: f64) -> usize {
     let wanted = BATCH.as_secs_f64() * 1e6 / call_us.max(1e-3);
     (wanted.ceil() as usize).clamp(1, MOST_CALLS)
-}
-
-fn check_timed(task: &JudgedTask, verified: &Verified<'_>, slots: &Slots) -> Result<(), Stop> {
-    let mut comparer = Comparer::new(&task.truth);
-    for (slot, writer) in slots.writers.iter().enumerate() {
-        if let Some(set) = *writer {
-            verified.session.compare_again((set, slot), &verified.digests[set], &mut comparer, Stage::Timed)?;
-        }
-    }
-    Ok(())
 }
 
 /// Which set's outputs each slot holds.
@@ -140,10 +180,6 @@ struct Slots {
 impl Slots {
     fn new(sets: usize) -> Self {
         Self { writers: vec![None; sets], shift: 0 }
-    }
-
-    fn forget(&mut self) {
-        self.writers.fill(None);
     }
 
     /// The next `count` calls: all sets in random order, then again, the pairing of sets and slots

@@ -15,7 +15,7 @@ pub trait Source {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 
-impl Source for [u8] {
+impl Source for Vec<u8> {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
         let end = start.checked_add(buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -76,7 +76,7 @@ impl<'a> Logical<'a> {
     pub(crate) fn read(&self, start: u64, count: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
         bytes.resize(count * self.size as usize, 0);
         match &self.gathered {
-            Some(all) => all.as_slice().read_at(start * self.size, bytes),
+            Some(all) => all.read_at(start * self.size, bytes),
             None => self.source.read_at(start * self.size, bytes),
         }
     }
@@ -112,9 +112,13 @@ pub(crate) fn decode(dtype: Dtype, bytes: &[u8], values: &mut Vec<f64>) {
         Dtype::F64 => values.extend(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b))),
         Dtype::F32 => values.extend(bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b)))),
         Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| half(u16::from_le_bytes(*b)))),
-        Dtype::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| {
-            f64::from(f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16))
-        })),
+        Dtype::Bf16 => values.extend(
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| f64::from(f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16))),
+        ),
         Dtype::I64 => values.extend(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as f64)),
         Dtype::I32 => values.extend(bytes.as_chunks().0.iter().map(|b| f64::from(i32::from_le_bytes(*b)))),
         Dtype::I16 => values.extend(bytes.as_chunks().0.iter().map(|b| f64::from(i16::from_le_bytes(*b)))),
@@ -161,7 +165,14 @@ mod tests {
 
     #[test]
     fn halves_decode() {
-        for (bits, value) in [(0x3c00, 1.0), (0xc000, -2.0), (0x7bff, 65504.0), (0x0001, 2.0_f64.powi(-24)), (0x0400, 2.0_f64.powi(-14)), (0xfc00, f64::NEG_INFINITY)] {
+        for (bits, value) in [
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x7bff, 65504.0),
+            (0x0001, 2.0_f64.powi(-24)),
+            (0x0400, 2.0_f64.powi(-14)),
+            (0xfc00, f64::NEG_INFINITY),
+        ] {
             assert_eq!(half(bits).to_bits(), f64::to_bits(value), "{bits:#x}");
         }
         assert!(half(0x7e00).is_nan());
@@ -176,13 +187,15 @@ mod tests {
     fn strided_tensors_are_read_in_logical_order() {
         let bytes: Vec<u8> = (0..6).collect();
         let meta = TensorMeta { dtype: Dtype::U8, shape: vec![3, 2], stride: vec![1, 3] };
-        let logical = Logical::new(Tensor { source: bytes.as_slice(), meta: &meta }).unwrap();
+        let logical = Logical::new(Tensor { source: &bytes, meta: &meta }).unwrap();
         let mut read = vec![];
         logical.read(0, 6, &mut read).unwrap();
         assert_eq!(read, [0, 3, 1, 4, 2, 5]);
         logical.read(3, 2, &mut read).unwrap();
         assert_eq!(read, [4, 2]);
         let short = TensorMeta::contiguous(Dtype::U8, &[7]);
-        assert!(Logical::new(Tensor { source: bytes.as_slice(), meta: &short }).unwrap().read(0, 7, &mut read).is_err());
+        assert!(
+            Logical::new(Tensor { source: &bytes, meta: &short }).unwrap().read(0, 7, &mut read).is_err()
+        );
     }
 }

@@ -88,7 +88,7 @@ pub(crate) struct Scale {
     /// Root mean square of baseline minus truth.
     pub(crate) error: f64,
     /// What the candidate's root mean square error is divided by: `error` with its floors.
-    pub(crate) ratio_scale: f64,
+    pub(crate) yardstick: f64,
     /// Elements of a row (short rows taken together).
     pub(crate) row: u64,
     /// Root mean square of baseline minus truth in each row.
@@ -137,7 +137,7 @@ impl Truth {
         }
         let mut truth = Self { contract, sets };
         for output in 0..truth.contract.limits.len() {
-            truth.set_ratio_scales(output);
+            truth.set_yardsticks(output);
         }
         Ok(truth)
     }
@@ -161,21 +161,27 @@ impl Truth {
                 signal > 0.0 && signal >= 30.0 * s.error
             })
         };
-        (0..self.contract.limits.len()).filter(|i| !self.sets.iter().any(|set| strong(&set.outputs[*i]))).collect()
+        (0..self.contract.limits.len())
+            .filter(|i| !self.sets.iter().any(|set| strong(&set.outputs[*i])))
+            .collect()
     }
 
-    /// The floors of the ratio's scale. A tiny output of one set may happen to be nearly exact in the
+    /// What ratios are measured in. A tiny output of one set may happen to be nearly exact in the
     /// baseline; there the typical relative error over all sets counts instead.
-    fn set_ratio_scales(&mut self, output: usize) {
+    fn set_yardsticks(&mut self, output: usize) {
         let scales = |sets: &mut Vec<TruthSet>| -> Vec<f64> {
-            sets.iter().filter_map(|set| set.outputs[output].scale.as_ref()).filter(|s| s.rms > 0.0).map(|s| s.error / s.rms).collect()
+            sets.iter()
+                .filter_map(|set| set.outputs[output].scale.as_ref())
+                .filter(|s| s.rms > 0.0)
+                .map(|s| s.error / s.rms)
+                .collect()
         };
         let typical = median(&scales(&mut self.sets)).unwrap_or(0.0);
         for set in &mut self.sets {
             let OutputTruth { meta, scale, .. } = &mut set.outputs[output];
             let (Some(scale), Some(unit)) = (scale, meta.dtype.unit_roundoff()) else { continue };
             let pooled = if meta.numel() <= TINY_OUTPUT { typical * scale.rms } else { 0.0 };
-            scale.ratio_scale = scale.error.max(0.4 * unit * scale.rms).max(pooled) + tiny(meta.dtype);
+            scale.yardstick = scale.error.max(0.4 * unit * scale.rms).max(pooled) + tiny(meta.dtype);
             if pooled > 0.0 {
                 scale.row_error.iter_mut().for_each(|error| *error = error.max(pooled));
             }
@@ -214,12 +220,17 @@ pub(crate) struct Opened<'a> {
 
 impl Opened<'_> {
     pub(crate) fn read(&self, start: u64, count: usize, bytes: &mut Vec<u8>) -> Result<(), TruthError> {
-        self.logical.read(start, count, bytes).map_err(|source| TruthError::Io { path: self.path.to_owned(), source })
+        self.logical
+            .read(start, count, bytes)
+            .map_err(|source| TruthError::Io { path: self.path.to_owned(), source })
     }
 }
 
 /// Opens a tensor file and hands it to `with`.
-pub(crate) fn open<T>(tensor: &TensorFile, with: impl FnOnce(Opened<'_>) -> Result<T, TruthError>) -> Result<T, TruthError> {
+pub(crate) fn open<T>(
+    tensor: &TensorFile,
+    with: impl FnOnce(Opened<'_>) -> Result<T, TruthError>,
+) -> Result<T, TruthError> {
     let failed = |source| TruthError::Io { path: tensor.file.clone(), source };
     let file = std::fs::File::open(&tensor.file).map_err(failed)?;
     let meta = tensor.meta();
@@ -270,7 +281,11 @@ fn measure(truth: &TensorFile, baseline: &TensorFile, meta: &TensorMeta) -> Resu
     open(truth, |t| open(baseline, |b| measure_opened((&t, truth.dtype), (&b, baseline.dtype), meta)))
 }
 
-fn measure_opened(t: (&Opened<'_>, Dtype), b: (&Opened<'_>, Dtype), meta: &TensorMeta) -> Result<Scale, TruthError> {
+fn measure_opened(
+    t: (&Opened<'_>, Dtype),
+    b: (&Opened<'_>, Dtype),
+    meta: &TensorMeta,
+) -> Result<Scale, TruthError> {
     let (numel, row, limit) = (meta.numel(), row_length(&meta.shape), overflow(meta.dtype));
     let (mut bytes, mut r, mut v, mut finite) = (vec![], vec![], vec![], vec![]);
     let mut rows = vec![(0.0_f64, 0_u64); numel.div_ceil(row) as usize];
@@ -304,7 +319,7 @@ fn measure_opened(t: (&Opened<'_>, Dtype), b: (&Opened<'_>, Dtype), meta: &Tenso
         rms: rms(square, moments.count),
         std: moments.std(),
         error: rms(error, moments.count),
-        ratio_scale: 0.0,
+        yardstick: 0.0,
         row,
         row_error: rows.into_iter().map(|(sum, count)| rms(sum, count as f64)).collect(),
         special,

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use autokernel_core::stats::{Schedule, median};
 
 use crate::error::JudgeError;
-use crate::evidence::{EVIDENCE_SCHEMA, Evidence, Facts, Failure, Preliminary, RACE_SCHEMA, Race, next_pairs};
+use crate::evidence::{
+    EVIDENCE_SCHEMA, Evidence, Facts, Failure, Preliminary, RACE_SCHEMA, Race, next_pairs,
+};
 use crate::round::{Contest, Contestant, Protocol, RoundStop, State, round};
 use crate::secret::{Seed, Stream};
 
@@ -91,7 +93,12 @@ fn choose(
 }
 
 /// Runs all contestants side by side for `rounds` rounds of fresh processes.
-pub fn race(contest: &Contest<'_>, contestants: &mut [Contestant], rounds: usize, facts: Facts) -> Result<Race, JudgeError> {
+pub fn race(
+    contest: &Contest<'_>,
+    contestants: &mut [Contestant],
+    rounds: usize,
+    facts: Facts,
+) -> Result<Race, JudgeError> {
     let seed = Seed::from_os()?;
     let (rounds, failures, worst) = run(contest, contestants, rounds, &mut seed.stream("race"))?;
     Ok(Race {
@@ -109,7 +116,12 @@ pub fn race(contest: &Contest<'_>, contestants: &mut [Contestant], rounds: usize
 type Ran = (Vec<crate::evidence::Round>, Vec<Failure>, BTreeMap<String, Vec<crate::metrics::Metrics>>);
 
 /// A contestant that fails leaves the race, with its samples; the round is run again without it.
-fn run(contest: &Contest<'_>, contestants: &mut [Contestant], rounds: usize, stream: &mut Stream) -> Result<Ran, JudgeError> {
+fn run(
+    contest: &Contest<'_>,
+    contestants: &mut [Contestant],
+    rounds: usize,
+    stream: &mut Stream,
+) -> Result<Ran, JudgeError> {
     let mut racing: Vec<&mut Contestant> = contestants.iter_mut().collect();
     let mut state = State::new(contest.truth, racing.len());
     let (mut done, mut failures): (Vec<crate::evidence::Round>, Vec<Failure>) = (vec![], vec![]);

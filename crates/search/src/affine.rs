@@ -98,7 +98,9 @@ pub fn unflatten(flat: &Affine, shape: &[u64], domain: &Domain) -> Result<Vec<Af
             return Err(Reshape::Impossible);
         }
         // The dimension that this variable walks along: the largest stride that divides its own.
-        let along = (0..shape.len()).filter(|k| shape[*k] > 1 && strides[*k] <= coefficient).min_by_key(|k| -strides[*k]);
+        let along = (0..shape.len())
+            .filter(|k| shape[*k] > 1 && strides[*k] <= coefficient)
+            .min_by_key(|k| -strides[*k]);
         let along = along.ok_or(Reshape::Impossible)?;
         if coefficient % strides[along] != 0 {
             return Err(Reshape::Impossible);
@@ -113,7 +115,8 @@ pub fn unflatten(flat: &Affine, shape: &[u64], domain: &Domain) -> Result<Vec<Af
         index[along].coefficients[dim] = coefficient / strides[along];
     }
     // Variables count from where their range starts, so that offsets are those of the first point.
-    let first = |part: &Affine| part.coefficients.iter().zip(domain).map(|(c, (start, _))| c * start).sum::<i64>();
+    let first =
+        |part: &Affine| part.coefficients.iter().zip(domain).map(|(c, (start, _))| c * start).sum::<i64>();
     let mut rest = flat.offset + first(flat);
     for (part, stride) in index.iter_mut().zip(&strides) {
         let offset = rest.div_euclid(*stride);

@@ -23,6 +23,10 @@ struct Text {
 }
 
 impl Text {
+    fn blank(&mut self) {
+        self.out.push('\n');
+    }
+
     fn line(&mut self, text: &str) {
         for line in text.lines() {
             if line.starts_with('}') {
@@ -65,28 +69,43 @@ struct Whole { static constexpr bool tail = false; };
 struct Tail { static constexpr bool tail = true; };
 
 // The first n lanes.
-template <class V> AK_FN typename lane<V>::I first(int n) {
-    if constexpr (lane<V>::N == LANES) return iota_f() < n;
-    else return iota_d() < int64_t(n);
+AK_FN M first(int n) {
+    M lanes;
+    for (int i = 0; i < N; ++i) lanes[i] = i;
+    return lanes < n;
 }
-template <class V, class W, class T> AK_FN V get(W, const T* p, int n) {
+template <class W, class T> AK_FN V get(W, const T* p, int n) {
     if constexpr (W::tail) return load_partial_as<V>(p, n);
     else return load_as<V>(p);
 }
-template <bool NT, class V, class W, class T> AK_FN void put(W, T* p, V x, int n) {
+template <bool NT, class W, class T> AK_FN void put(W, T* p, V x, int n) {
     if constexpr (W::tail) store_partial_from(p, x, n);
     else if constexpr (NT) stream(p, x);
     else store_from(p, x);
 }
 // Lanes beyond the row must not change a reduction.
-template <class V, class W> AK_FN V only(W, V x, V neutral, int n) {
-    if constexpr (W::tail) return select(first<V>(n), x, neutral);
+template <class W> AK_FN V only(W, V x, E neutral, int n) {
+    if constexpr (W::tail) return select(first(n), x, splat(neutral));
     else return x;
 }
-template <class T, class F> AK_FN F rounded(F x) {
-    T t[lane<F>::N];
+// Runs step over [j, end), U vectors at a time; the u-th of them has accumulator u.
+template <int U, class Step, class... A> AK_FN void sweep(int64_t j, int64_t end, Step step, A&... acc) {
+    for (; j + U * N <= end; j += U * N) {
+        #pragma GCC unroll 16
+        for (int u = 0; u < U; ++u) step(Whole{}, j + u * N, N, acc[u]...);
+    }
+    for (; j + N <= end; j += N) step(Whole{}, j, N, acc[0]...);
+    if (j < end) step(Tail{}, j, int(end - j), acc[0]...);
+}
+template <class T> AK_FN V rounded(V x) {
+    T t[N];
     store_from(t, x);
-    return load_as<F>((const T*)t);
+    return load_as<V>((const T*)t);
+}
+template <class T> AK_FN E rounded(E x) {
+    T t[1];
+    store_from(t, x);
+    return load_as<E>((const T*)t);
 }
 ";
 
@@ -99,6 +118,15 @@ pub(crate) fn emit(program: &Program, schedule: &Schedule, region: &Region) -> S
     emitter.rows();
     emitter.entry();
     emitter.text.out
+}
+
+/// A constant offset behind a pointer.
+fn shift(offset: i64) -> String {
+    if offset == 0 {
+        String::new()
+    } else {
+        format!(" {} {}", if offset < 0 { '-' } else { '+' }, offset.abs())
+    }
 }
 
 const fn c_type(dtype: Dtype) -> &'static str {
@@ -117,10 +145,6 @@ const fn c_type(dtype: Dtype) -> &'static str {
 }
 
 impl Emitter<'_> {
-    fn element(&self) -> &'static str {
-        if self.program.wide { "double" } else { "float" }
-    }
-
     fn input_type(&self, tensor: usize) -> &'static str {
         c_type(self.region.inputs[tensor].meta.dtype)
     }
@@ -159,9 +183,10 @@ impl Emitter<'_> {
 
     /// Parameters of a C++ function that takes all tensors.
     fn tensors(&self) -> String {
-        let inputs = (0..self.region.inputs.len()).map(|n| format!("const {}* __restrict in{n}", self.input_type(n)));
-        let outputs =
-            (0..self.region.outputs.len()).map(|n| format!("{}* __restrict out{n}", c_type(self.output_dtype(n))));
+        let inputs =
+            (0..self.region.inputs.len()).map(|n| format!("const {}* __restrict in{n}", self.input_type(n)));
+        let outputs = (0..self.region.outputs.len())
+            .map(|n| format!("{}* __restrict out{n}", c_type(self.output_dtype(n))));
         inputs.chain(outputs).collect::<Vec<_>>().join(", ")
     }
 
@@ -173,19 +198,20 @@ impl Emitter<'_> {
             let _ = writeln!(text, "{name} = [{}]", values.join(", "));
         }
         let args: Vec<String> = self.args().iter().map(|name| format!("\"{name}\"")).collect();
-        let _ = writeln!(text, "[[launch]]\nentry = \"region\"\nargs = [{}, \"threads\"]\n@*/", args.join(", "));
+        let _ =
+            writeln!(text, "[[launch]]\nentry = \"region\"\nargs = [{}, \"threads\"]\n@*/", args.join(", "));
         self.text.out.push_str(&text);
     }
 
     fn prelude(&mut self) {
         let (rows, row) = (self.program.rows(), self.program.row);
         let ops = self.region.op_names().join(" ");
-        let vector = if self.program.wide { "vd" } else { "vf" };
-        let element = self.element();
+        let (element, vector, mask, lanes) =
+            if self.program.wide { ("double", "vd", "md", "DLANES") } else { ("float", "vf", "mf", "LANES") };
         let text = format!(
             "// {ops}\n#include <stdint.h>\n#include \"autokernel/vec.h\"\n\nusing namespace ak;\n\n\
              extern \"C\" int omp_get_thread_num(void);\nextern \"C\" int omp_get_num_threads(void);\n\n\
-             namespace {{\n\ntypedef {element} E;\ntypedef {vector} V;\nconstexpr int N = lane<V>::N;\n\
+             namespace {{\n\ntypedef {element} E;\ntypedef {vector} V;\ntypedef {mask} M;\nconstexpr int N = {lanes};\n\
              constexpr int64_t ROWS = {rows}, ROW = {row};\n\n{HELPERS}\n"
         );
         self.text.out.push_str(&text);
@@ -196,7 +222,8 @@ impl Emitter<'_> {
         let what = if self.schedule.flat { "Elements" } else { "Rows" };
         self.text.line(&format!("// {what} begin to end."));
         self.text.line("template <bool NT>");
-        self.text.line(&format!("__attribute__((noinline)) void work({tensors}, int64_t begin, int64_t end) {{"));
+        self.text
+            .line(&format!("__attribute__((noinline)) void work({tensors}, int64_t begin, int64_t end) {{"));
         for buffer in 0..self.schedule.buffers() {
             self.text.line(&format!("alignas(64) E kept{buffer}[ROW];"));
         }
@@ -214,8 +241,10 @@ impl Emitter<'_> {
             self.text.line("}");
         }
         self.text.line("if (NT) fence();");
-        self.text.line("}\n");
-        self.text.line("}  // namespace\n");
+        self.text.line("}");
+        self.text.blank();
+        self.text.line("}  // namespace");
+        self.text.blank();
     }
 
     /// The start of this row in each tensor.
@@ -250,7 +279,8 @@ impl Emitter<'_> {
         for store in &self.program.stores {
             if let Store::Row(access, value) = store {
                 let value = self.scalar(*value);
-                let line = format!("store_one({} + {}, {value});", self.base(access, true), access.offset);
+                let line =
+                    format!("store_from({}{}, {value});", self.base(access, true), shift(access.offset));
                 self.text.line(&line);
             }
         }
@@ -283,7 +313,10 @@ impl Emitter<'_> {
         };
         let unit = if self.schedule.flat { FLAT_UNIT } else { 1 };
         let total = if self.schedule.flat { "ROW" } else { "ROWS" };
-        self.text.line(&format!("constexpr int64_t UNITS = ({total} + {unit} - 1) / {unit};"));
+        self.text.line(&format!(
+            "constexpr int64_t UNITS = {};",
+            if self.schedule.flat { format!("(ROW + {unit} - 1) / {unit}") } else { "ROWS".to_owned() }
+        ));
         self.text.line("int64_t n = ROWS * ROW / GRAIN;");
         self.text.line("n = n < threads ? n : threads;\nn = n < UNITS ? n : UNITS;");
         self.text.line("if (n <= 1) {");
@@ -292,7 +325,9 @@ impl Emitter<'_> {
         self.text.line("#pragma omp parallel num_threads(int(n))\n{");
         self.text.line("const int64_t t = omp_get_thread_num(), of = omp_get_num_threads();");
         if self.schedule.flat {
-            self.text.line(&format!("const int64_t begin = UNITS * t / of * {unit}, stop = UNITS * (t + 1) / of * {unit};"));
+            self.text.line(&format!(
+                "const int64_t begin = UNITS * t / of * {unit}, stop = UNITS * (t + 1) / of * {unit};"
+            ));
             self.text.line("const int64_t end = stop < ROW ? stop : ROW;");
         } else {
             self.text.line("const int64_t begin = UNITS * t / of, end = UNITS * (t + 1) / of;");
@@ -303,7 +338,11 @@ impl Emitter<'_> {
 
     /// Loads of the first pass that a prefetch may fetch ahead.
     fn ahead(&self, segment: usize) -> Vec<usize> {
-        if self.has("AHEAD") { streamed_loads(self.program, &self.schedule.body(self.program, 0, segment)) } else { vec![] }
+        if self.has("AHEAD") {
+            streamed_loads(self.program, &self.schedule.body(self.program, 0, segment))
+        } else {
+            vec![]
+        }
     }
 
     fn expr(&self, id: Id) -> Expr {

@@ -23,7 +23,8 @@ pub fn propose(region: &Region, device: &Device) -> Result<Vec<KernelFile>, Unsu
         .iter()
         .map(|idea| {
             let text = emit_cpp::emit(&program, idea, region);
-            KernelFile::parse(&text).map_err(|error| Unsupported::new("region", format!("gives no kernel file: {error}")))
+            KernelFile::parse(&text)
+                .map_err(|error| Unsupported::new("region", format!("gives no kernel file: {error}")))
         })
         .collect()
 }

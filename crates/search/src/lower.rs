@@ -13,7 +13,9 @@ use autokernel_core::graph::{Arg, TensorMeta, Value};
 use autokernel_core::region::{Operand, Region, RegionNode};
 
 use crate::affine::{Affine, Reshape, flatten, row_major, unflatten};
-use crate::loops::{Access, Arena, Binary, Compare, Expr, Id, Logic, Program, Reduce, Reduction, Store, Unary};
+use crate::loops::{
+    Access, Arena, Binary, Compare, Expr, Id, Logic, Program, Reduce, Reduction, Store, Unary,
+};
 use crate::op::{self, Class};
 
 mod call;
@@ -112,7 +114,10 @@ fn finish(lowering: Lower<'_>, stores: Vec<Store>, wide: bool) -> Result<Program
     };
     let row_dims = program.coalesce(&mut sizes, space.row_dims);
     if row_dims != 1 {
-        return Err(Unsupported::new("region", "reduces over dimensions that do not lie one behind the other"));
+        return Err(Unsupported::new(
+            "region",
+            "reduces over dimensions that do not lie one behind the other",
+        ));
     }
     program.row = sizes.pop().unwrap_or(1);
     program.kept = sizes;
@@ -198,12 +203,17 @@ impl<'a> Lower<'a> {
         let mut stores = Vec::with_capacity(region.outputs.len());
         for (number, node_index) in region.outputs.iter().enumerate() {
             let node = &region.nodes[*node_index];
-            let meta = node.value.tensor().ok_or_else(|| Unsupported::new(&node.op, "returns no single tensor"))?;
+            let meta =
+                node.value.tensor().ok_or_else(|| Unsupported::new(&node.op, "returns no single tensor"))?;
             if !meta.dtype.is_float() && meta.dtype != Dtype::Bool {
                 return Err(Unsupported::new(&node.op, format!("returns {}", meta.dtype.name())).into());
             }
             if !meta.is_dense() {
-                return Err(Unsupported::new(&node.op, "returns a tensor whose strides overlap or leave gaps").into());
+                return Err(Unsupported::new(
+                    &node.op,
+                    "returns a tensor whose strides overlap or leave gaps",
+                )
+                .into());
             }
             let over_row = meta.numel() == self.space.total();
             if !over_row && meta.numel() != self.space.rows() {
@@ -239,7 +249,9 @@ impl<'a> Lower<'a> {
     fn reshape(&self, flat: &Affine, meta: &TensorMeta, op: &str) -> Result<Vec<Affine>, Stop> {
         unflatten(flat, &meta.shape, &self.domain).map_err(|error| match error {
             Reshape::Split { dim, inner } => Stop::SplitDim { dim, inner },
-            Reshape::Impossible => Unsupported::new(op, "walks through memory in a way that is not affine").into(),
+            Reshape::Impossible => {
+                Unsupported::new(op, "walks through memory in a way that is not affine").into()
+            }
         })
     }
 
@@ -287,10 +299,11 @@ impl<'a> Lower<'a> {
     fn node(&mut self, number: usize, result: usize, index: &[Affine]) -> Result<Id, Stop> {
         let region = self.region;
         let node = &region.nodes[number];
-        let class = op::class(&node.op).ok_or_else(|| Unsupported::new(&node.op, "is not in the operator table"))?;
+        let class =
+            op::class(&node.op).ok_or_else(|| Unsupported::new(&node.op, "is not in the operator table"))?;
         match class {
             Class::Pointwise | Class::Transcendental => {
-                self.check_numbers(node)?;
+                check_numbers(node)?;
                 op::pointwise(&mut Call::new(self, node, index))
             }
             Class::Fill => Call::new(self, node, index).fill(),
@@ -298,21 +311,15 @@ impl<'a> Lower<'a> {
             Class::Concat => self.concat(node, index),
             Class::Reduction => self.reduction(node, index),
             Class::Composite => self.composite(node, result, index),
+            Class::Channelwise => self.channelwise(node, result, index),
             Class::Split => self.split(node, result, index),
             Class::Pick => match (node.args.first(), node.args.get(1)) {
-                (Some(Arg::Ref(operand)), Some(Arg::Int(which))) => self.pull(*operand, *which as usize, index),
+                (Some(Arg::Ref(operand)), Some(Arg::Int(which))) => {
+                    self.pull(*operand, *which as usize, index)
+                }
                 _ => Err(Unsupported::new(&node.op, "picks in an unknown way").into()),
             },
         }
-    }
-
-    /// Integers cannot be computed in floats: an operator must return floats or truth values.
-    fn check_numbers(&self, node: &RegionNode) -> Result<(), Stop> {
-        let meta = node.value.tensor().ok_or_else(|| Unsupported::new(&node.op, "returns no single tensor"))?;
-        if meta.dtype.is_float() || meta.dtype == Dtype::Bool {
-            return Ok(());
-        }
-        Err(Unsupported::new(&node.op, format!("computes in {}", meta.dtype.name())).into())
     }
 
     /// Shape and type of what an operand is.
@@ -360,7 +367,11 @@ impl<'a> Lower<'a> {
     }
 
     /// A reduction over the row of what `body` gives in each segment.
-    fn reduce(&mut self, kind: Reduction, body: &mut dyn FnMut(&mut Self) -> Result<Id, Stop>) -> Result<Id, Stop> {
+    fn reduce(
+        &mut self,
+        kind: Reduction,
+        body: &mut dyn FnMut(&mut Self) -> Result<Id, Stop>,
+    ) -> Result<Id, Stop> {
         let bodies = self.each_segment(body)?;
         let reduce = Reduce { kind, bodies };
         let number = self.reduces.iter().position(|known| *known == reduce).unwrap_or_else(|| {
@@ -371,6 +382,15 @@ impl<'a> Lower<'a> {
     }
 }
 
+/// Integers cannot be computed in floats: an operator must return floats or truth values.
+fn check_numbers(node: &RegionNode) -> Result<(), Stop> {
+    let meta = node.value.tensor().ok_or_else(|| Unsupported::new(&node.op, "returns no single tensor"))?;
+    if meta.dtype.is_float() || meta.dtype == Dtype::Bool {
+        return Ok(());
+    }
+    Err(Unsupported::new(&node.op, format!("computes in {}", meta.dtype.name())).into())
+}
+
 /// Dense in some order of its dimensions.
 trait Dense {
     fn is_dense(&self) -> bool;
@@ -378,8 +398,13 @@ trait Dense {
 
 impl Dense for TensorMeta {
     fn is_dense(&self) -> bool {
-        let mut dims: Vec<(u64, u64)> =
-            self.stride.iter().copied().zip(self.shape.iter().copied()).filter(|(_, size)| *size != 1).collect();
+        let mut dims: Vec<(u64, u64)> = self
+            .stride
+            .iter()
+            .copied()
+            .zip(self.shape.iter().copied())
+            .filter(|(_, size)| *size != 1)
+            .collect();
         dims.sort_unstable();
         let mut expected = 1;
         for (stride, size) in dims {
@@ -402,9 +427,16 @@ fn dimension(value: i64, rank: usize, op: &str) -> Result<usize, Stop> {
 }
 
 /// The index with the row's own variables in the reduced dimensions.
-fn along_row(lower: &Lower<'_>, index: &[Affine], meta: &TensorMeta, dims: &[usize], op: &str) -> Result<Vec<Affine>, Stop> {
+fn along_row(
+    lower: &Lower<'_>,
+    index: &[Affine],
+    meta: &TensorMeta,
+    dims: &[usize],
+    op: &str,
+) -> Result<Vec<Affine>, Stop> {
     let first_row = lower.space.first_row();
-    let kept_use_row = index.iter().enumerate().any(|(dim, part)| !dims.contains(&dim) && part.uses_from(first_row));
+    let kept_use_row =
+        index.iter().enumerate().any(|(dim, part)| !dims.contains(&dim) && part.uses_from(first_row));
     if kept_use_row {
         return Err(Unsupported::new(op, "is needed at more than one place along a row").into());
     }

@@ -27,6 +27,8 @@ pub enum Class {
     Reduction,
     /// Reductions and pointwise work in one operator.
     Composite,
+    /// One number from that at the same place and some of its channel; several results.
+    Channelwise,
     /// Several views of one tensor.
     Split,
     /// One result of several.
@@ -47,24 +49,25 @@ pub fn class(op: &str) -> Option<Class> {
     }
     let (name, overload) = op.strip_prefix("aten.")?.split_once('.')?;
     Some(match name {
-        "add" | "sub" | "mul" | "rsub" | "neg" | "abs" | "sqrt" | "rsqrt" | "reciprocal" | "square" | "relu"
-        | "leaky_relu" | "hardtanh" | "hardsigmoid" | "hardswish" | "clamp" | "clamp_min" | "clamp_max" | "maximum"
-        | "minimum" | "where" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or"
-        | "logical_not" | "logical_xor" | "bitwise_and" | "bitwise_or" | "bitwise_not" | "masked_fill" | "_to_copy"
-        | "isnan" | "sign" | "threshold" => Class::Pointwise,
+        "add" | "sub" | "mul" | "rsub" | "neg" | "abs" | "sqrt" | "rsqrt" | "reciprocal" | "square"
+        | "relu" | "leaky_relu" | "hardtanh" | "hardsigmoid" | "hardswish" | "clamp" | "clamp_min"
+        | "clamp_max" | "maximum" | "minimum" | "where" | "eq" | "ne" | "lt" | "le" | "gt" | "ge"
+        | "logical_and" | "logical_or" | "logical_not" | "logical_xor" | "bitwise_and" | "bitwise_or"
+        | "bitwise_not" | "masked_fill" | "_to_copy" | "isnan" | "sign" | "threshold" => Class::Pointwise,
         "div" if overload != "Tensor_mode" && overload != "Scalar_mode" => Class::Pointwise,
-        "pow" | "exp" | "expm1" | "log" | "log1p" | "log2" | "exp2" | "tanh" | "sigmoid" | "silu" | "gelu" | "elu"
-        | "softplus" | "mish" | "sin" | "cos" | "erf" => Class::Transcendental,
+        "pow" | "exp" | "expm1" | "log" | "log1p" | "log2" | "exp2" | "tanh" | "sigmoid" | "silu"
+        | "gelu" | "elu" | "softplus" | "mish" | "sin" | "cos" | "erf" => Class::Transcendental,
         "full" | "full_like" | "zeros_like" | "ones_like" | "scalar_tensor" => Class::Fill,
         "view" if overload == "default" => Class::View,
-        "_unsafe_view" | "reshape" | "unsqueeze" | "squeeze" | "flatten" | "alias" | "detach" | "transpose" | "t"
-        | "permute" | "expand" | "slice" | "select" => Class::View,
+        "_unsafe_view" | "reshape" | "unsqueeze" | "squeeze" | "flatten" | "alias" | "detach"
+        | "transpose" | "t" | "permute" | "expand" | "slice" | "select" => Class::View,
         "clone" | "contiguous" => Class::Copy,
         "cat" => Class::Concat,
         "sum" | "mean" | "amax" | "amin" | "linalg_vector_norm" | "logsumexp" => Class::Reduction,
         "var" | "std" if overload == "correction" => Class::Reduction,
         "_softmax" | "_log_softmax" | "native_layer_norm" => Class::Composite,
         "var_mean" if overload == "correction" => Class::Composite,
+        "_native_batch_norm_legit_no_training" => Class::Channelwise,
         "split" | "split_with_sizes" | "unbind" => Class::Split,
         _ => return None,
     })
@@ -176,24 +179,24 @@ fn compare(call: &mut Call<'_, '_>, name: &str) -> Result<Id, Stop> {
 fn power(call: &mut Call<'_, '_>, overload: &str) -> Result<Id, Stop> {
     let x = call.number(0)?;
     if overload == "Tensor_Scalar" {
-        let exponent = call.scalar(1, "exponent", f64::NAN)?;
-        let square = |call: &mut Call<'_, '_>| call.binary(Binary::Mul, x, x);
-        if exponent == 0.5 {
-            return Ok(call.unary(Unary::Sqrt, x));
-        } else if exponent == 1.0 {
-            return Ok(x);
-        } else if exponent == 2.0 {
-            return Ok(square(call));
-        } else if exponent == 3.0 {
-            let squared = square(call);
-            return Ok(call.binary(Binary::Mul, squared, x));
-        } else if exponent == -0.5 {
-            return Ok(call.unary(Unary::Rsqrt, x));
-        } else if exponent == -1.0 {
-            return Ok(call.unary(Unary::Recip, x));
-        } else if exponent == -2.0 {
-            let squared = square(call);
-            return Ok(call.unary(Unary::Recip, squared));
+        let doubled = 2.0 * call.scalar(1, "exponent", f64::NAN)?;
+        let halves = if doubled.fract() == 0.0 && doubled.abs() < 100.0 { doubled as i32 } else { 0 };
+        let squared = |call: &mut Call<'_, '_>| call.binary(Binary::Mul, x, x);
+        match halves {
+            1 => return Ok(call.unary(Unary::Sqrt, x)),
+            2 => return Ok(x),
+            4 => return Ok(squared(call)),
+            6 => {
+                let squared = squared(call);
+                return Ok(call.binary(Binary::Mul, squared, x));
+            }
+            -1 => return Ok(call.unary(Unary::Rsqrt, x)),
+            -2 => return Ok(call.unary(Unary::Recip, x)),
+            -4 => {
+                let squared = squared(call);
+                return Ok(call.unary(Unary::Recip, squared));
+            }
+            _ => {}
         }
     }
     let exponent = call.number(1)?;
@@ -244,7 +247,7 @@ fn activation(call: &mut Call<'_, '_>, name: &str, x: Id) -> Result<Id, Stop> {
             let gate = call.unary(Unary::Sigmoid, x);
             call.binary(Binary::Mul, x, gate)
         }
-        "gelu" => gelu(call, x)?,
+        "gelu" => gelu(call, x),
         "mish" => {
             let soft = softplus(call, x, 1.0, 20.0);
             let gate = call.unary(Unary::Tanh, soft);
@@ -287,7 +290,7 @@ fn activation(call: &mut Call<'_, '_>, name: &str, x: Id) -> Result<Id, Stop> {
     })
 }
 
-fn gelu(call: &mut Call<'_, '_>, x: Id) -> Result<Id, Stop> {
+fn gelu(call: &mut Call<'_, '_>, x: Id) -> Id {
     let gate = if call.word(1, "approximate").is_some_and(|word| word == "tanh") {
         let squared = call.binary(Binary::Mul, x, x);
         let cubic = call.scaled(squared, 0.044_715);
@@ -302,7 +305,7 @@ fn gelu(call: &mut Call<'_, '_>, x: Id) -> Result<Id, Stop> {
     };
     let (half, one) = (call.scaled(x, 0.5), call.constant(1.0));
     let opened = call.binary(Binary::Add, gate, one);
-    Ok(call.binary(Binary::Mul, half, opened))
+    call.binary(Binary::Mul, half, opened)
 }
 
 fn softplus(call: &mut Call<'_, '_>, x: Id, beta: f64, threshold: f64) -> Id {

@@ -105,12 +105,19 @@ impl<'g> Cutter<'g> {
                 self.start(number, &mut groups, &mut group_of);
                 self.grow(number, &mut groups, &mut group_of);
             } else if self.graph.nodes[number].kind == NodeKind::Call && self.classes[number].is_none() {
-                left.push((self.graph.nodes[number].target.clone(), "is not in the operator table".to_owned()));
+                left.push((
+                    self.graph.nodes[number].target.clone(),
+                    "is not in the operator table".to_owned(),
+                ));
             }
         }
         let mut found = vec![];
         for mut group in groups.into_values() {
-            let reason = if group.cost.is_some() { self.finish(&mut group, &mut found) } else { Some(group.reason.clone()) };
+            let reason = if group.cost.is_some() {
+                self.finish(&mut group, &mut found)
+            } else {
+                Some(group.reason.clone())
+            };
             if let Some(reason) = reason {
                 let work = group.members.iter().filter(|number| self.is_work(**number));
                 left.extend(work.map(|number| (self.graph.nodes[*number].target.clone(), reason.clone())));
@@ -125,10 +132,16 @@ impl<'g> Cutter<'g> {
     }
 
     /// A group of one operator, with the picks that belong to its several results.
-    fn start(&self, number: usize, groups: &mut BTreeMap<usize, Group>, group_of: &mut HashMap<usize, usize>) {
+    fn start(
+        &self,
+        number: usize,
+        groups: &mut BTreeMap<usize, Group>,
+        group_of: &mut HashMap<usize, usize>,
+    ) {
         let mut members = BTreeSet::from([number]);
         if self.graph.nodes[number].value.tensor().is_none() {
-            members.extend(self.users[number].iter().filter(|user| self.classes[**user] == Some(Class::Pick)));
+            members
+                .extend(self.users[number].iter().filter(|user| self.classes[**user] == Some(Class::Pick)));
         }
         for member in &members {
             group_of.insert(*member, number);
@@ -140,7 +153,8 @@ impl<'g> Cutter<'g> {
     /// Joins the group of `number` with the groups that it reads from, one after another.
     fn grow(&self, number: usize, groups: &mut BTreeMap<usize, Group>, group_of: &mut HashMap<usize, usize>) {
         for (source, way) in self.sources(number, group_of) {
-            let (Some(mine), Some(theirs)) = (group_of.get(&number).copied(), group_of.get(&source).copied()) else {
+            let (Some(mine), Some(theirs)) = (group_of.get(&number).copied(), group_of.get(&source).copied())
+            else {
                 continue;
             };
             if mine == theirs {
@@ -167,7 +181,8 @@ impl<'g> Cutter<'g> {
     /// Grouped nodes that `number` reads, directly or through free nodes, with those free nodes.
     fn sources(&self, number: usize, group_of: &HashMap<usize, usize>) -> Vec<(usize, Vec<usize>)> {
         let mut sources = vec![];
-        let mut open: Vec<(usize, Vec<usize>)> = self.operands[number].iter().map(|operand| (*operand, vec![])).collect();
+        let mut open: Vec<(usize, Vec<usize>)> =
+            self.operands[number].iter().map(|operand| (*operand, vec![])).collect();
         while let Some((at, way)) = open.pop() {
             if group_of.contains_key(&at) {
                 sources.push((at, way));
@@ -192,7 +207,9 @@ impl<'g> Cutter<'g> {
             if member && self.operands[number].iter().any(|operand| outside.contains(operand)) {
                 return false;
             }
-            let depends = self.operands[number].iter().any(|operand| members.contains(operand) || outside.contains(operand));
+            let depends = self.operands[number]
+                .iter()
+                .any(|operand| members.contains(operand) || outside.contains(operand));
             if !member && depends {
                 outside.insert(number);
             }
@@ -207,7 +224,8 @@ impl<'g> Cutter<'g> {
     /// Whether a value and a view of it would both be written.
     fn stores_twice(&self, members: &BTreeSet<usize>) -> bool {
         members.iter().any(|number| {
-            self.classes[*number].is_some_and(|class| matches!(class, Class::View | Class::Split | Class::Pick))
+            self.classes[*number]
+                .is_some_and(|class| matches!(class, Class::View | Class::Split | Class::Pick))
                 && self.leaves(members, *number)
                 && self.operands[*number].iter().any(|operand| {
                     members.contains(operand)
@@ -232,15 +250,21 @@ impl<'g> Cutter<'g> {
     /// The region made of `members`, cut out of a graph of just them and what they read.
     fn extract(&self, members: &BTreeSet<usize>) -> Result<(Region, Occurrence), Unsupported> {
         let mut nodes: Vec<Node> = vec![];
-        let outside: BTreeSet<usize> =
-            members.iter().flat_map(|number| &self.operands[*number]).filter(|number| !members.contains(number)).copied().collect();
+        let outside: BTreeSet<usize> = members
+            .iter()
+            .flat_map(|number| &self.operands[*number])
+            .filter(|number| !members.contains(number))
+            .copied()
+            .collect();
         for number in outside {
             let node = &self.graph.nodes[number];
             nodes.push(Node { kind: NodeKind::Placeholder, args: vec![], kwargs: vec![], ..node.clone() });
         }
         nodes.extend(members.iter().map(|number| self.graph.nodes[*number].clone()));
         let leaving = members.iter().filter(|number| self.leaves(members, **number));
-        let args = leaving.map(|number| autokernel_core::graph::Arg::Ref(self.graph.nodes[*number].name.clone())).collect();
+        let args = leaving
+            .map(|number| autokernel_core::graph::Arg::Ref(self.graph.nodes[*number].name.clone()))
+            .collect();
         nodes.push(Node {
             name: "output of the region".to_owned(),
             kind: NodeKind::Output,
@@ -250,7 +274,8 @@ impl<'g> Cutter<'g> {
             value: Value::Other,
             constant: false,
         });
-        let names: Vec<String> = members.iter().map(|number| self.graph.nodes[*number].name.clone()).collect();
+        let names: Vec<String> =
+            members.iter().map(|number| self.graph.nodes[*number].name.clone()).collect();
         Region::extract(&Graph { schema: GRAPH_SCHEMA.to_owned(), nodes }, 0, &names)
             .map_err(|error| Unsupported::new("region", error.to_string()))
     }
@@ -326,10 +351,15 @@ impl<'g> Cutter<'g> {
     fn plain_us(&self, number: usize) -> f64 {
         let node = &self.graph.nodes[number];
         let written = metas(&node.value).map(TensorMeta::bytes).sum::<u64>();
-        let read: u64 =
-            self.operands[number].iter().flat_map(|operand| metas(&self.graph.nodes[*operand].value)).map(TensorMeta::distinct_bytes).sum();
+        let read: u64 = self.operands[number]
+            .iter()
+            .flat_map(|operand| metas(&self.graph.nodes[*operand].value))
+            .map(TensorMeta::distinct_bytes)
+            .sum();
         let dear = match self.classes[number] {
-            Some(Class::Transcendental | Class::Composite) => metas(&node.value).map(TensorMeta::numel).max().unwrap_or(0),
+            Some(Class::Transcendental | Class::Composite) => {
+                metas(&node.value).map(TensorMeta::numel).max().unwrap_or(0)
+            }
             _ => 0,
         };
         debug_assert!(self.by_name.contains_key(node.name.as_str()));

@@ -39,8 +39,8 @@ pub struct Schedule {
     pub passes: Vec<Pass>,
     /// Stage of each expression.
     pub stages: Vec<usize>,
-    /// Lane-level values that are kept between passes, with their buffer.
-    pub kept: BTreeMap<Id, usize>,
+    /// For each segment, the lane-level values that are kept between passes, with their buffer.
+    pub kept: Vec<BTreeMap<Id, usize>>,
     /// Whether the row itself is split over threads, because it is the only one and nothing is reduced.
     pub flat: bool,
     /// Parameters for the sweep, first guess first.
@@ -66,7 +66,7 @@ impl Schedule {
         let mut order = BTreeSet::new();
         let mut open = self.roots(program, pass, segment);
         while let Some(id) = open.pop() {
-            if !program.arena.is_lane(id) || !order.insert(id) || self.reads_buffer(id, pass) {
+            if !program.arena.is_lane(id) || !order.insert(id) || self.reads_buffer(id, pass, segment) {
                 continue;
             }
             for_each_operand(program.arena.get(id), |operand| open.push(operand));
@@ -75,13 +75,13 @@ impl Schedule {
     }
 
     /// Whether a pass finds this value in a row buffer.
-    pub fn reads_buffer(&self, id: Id, pass: usize) -> bool {
-        self.kept.contains_key(&id) && self.stages[id.index()] < pass
+    pub fn reads_buffer(&self, id: Id, pass: usize, segment: usize) -> bool {
+        self.kept[segment].contains_key(&id) && self.stages[id.index()] < pass
     }
 
     /// Number of row buffers.
     pub fn buffers(&self) -> usize {
-        self.kept.values().max().map_or(0, |last| last + 1)
+        self.kept.iter().map(BTreeMap::len).max().unwrap_or(0)
     }
 }
 
@@ -90,8 +90,14 @@ pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Sch
     let stages = stages(program);
     let passes = passes(program, &stages);
     let flat = program.kept.is_empty() && program.reduces.is_empty() && program.segments.len() == 1;
-    let mut base =
-        Schedule { passes, stages, kept: BTreeMap::new(), flat, params: BTreeMap::new(), note: String::new() };
+    let mut base = Schedule {
+        passes,
+        stages,
+        kept: vec![BTreeMap::new(); program.segments.len()],
+        flat,
+        params: BTreeMap::new(),
+        note: String::new(),
+    };
     let count = base.passes.len();
     base.params = params(program, &base, region, device);
     base.note = match (flat, count) {
@@ -101,13 +107,16 @@ pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Sch
     };
     let mut ideas = vec![];
     let kept = kept_values(program, &base);
-    let buffers = kept.values().max().map_or(0, |last| last + 1) as u64;
+    let buffers = kept.iter().map(BTreeMap::len).max().unwrap_or(0) as u64;
     let element = if program.wide { 8 } else { 4 };
-    if !kept.is_empty() && buffers * program.row * element <= STACK {
+    if buffers > 0 && buffers * program.row * element <= STACK {
         let mut keeping = Schedule { kept, ..base.clone() };
         keeping.params = params(program, &keeping, region, device);
-        keeping.note = format!("rows split over threads, {count} passes over a row, values between them in a row buffer");
-        let dear = keeping.kept.keys().map(|id| cost(program, *id)).max().unwrap_or(0);
+        keeping.note = format!(
+            "rows split over threads, {count} passes over a row, values between them in a row buffer"
+        );
+        let dear =
+            keeping.kept.iter().flat_map(BTreeMap::keys).map(|id| cost(program, *id)).max().unwrap_or(0);
         if dear >= DEAR {
             ideas.push(keeping);
             ideas.push(base);
@@ -204,16 +213,22 @@ fn cost(program: &Program, root: Id) -> u64 {
 
 /// Cost of everything that one element of the row needs.
 pub(crate) fn element_cost(program: &Program) -> u64 {
-    program.arena.ids().filter(|id| program.arena.is_lane(*id)).map(|id| 1 + own_cost(program.arena.get(id))).sum()
+    program
+        .arena
+        .ids()
+        .filter(|id| program.arena.is_lane(*id))
+        .map(|id| 1 + own_cost(program.arena.get(id)))
+        .sum()
 }
 
 /// Lane-level values that an earlier pass has at hand, that a later one needs, and that are worth a buffer.
-fn kept_values(program: &Program, base: &Schedule) -> BTreeMap<Id, usize> {
-    let mut kept = BTreeMap::new();
+fn kept_values(program: &Program, base: &Schedule) -> Vec<BTreeMap<Id, usize>> {
+    let mut all = vec![];
     for segment in 0..program.segments.len() {
-        let computed: Vec<BTreeSet<Id>> =
-            (0..base.passes.len()).map(|pass| base.body(program, pass, segment).into_iter().collect()).collect();
-        let mut next = 0;
+        let computed: Vec<BTreeSet<Id>> = (0..base.passes.len())
+            .map(|pass| base.body(program, pass, segment).into_iter().collect())
+            .collect();
+        let mut kept = BTreeMap::new();
         for pass in 1..base.passes.len() {
             let mut open = base.roots(program, pass, segment);
             let mut seen = BTreeSet::new();
@@ -224,15 +239,15 @@ fn kept_values(program: &Program, base: &Schedule) -> BTreeMap<Id, usize> {
                 let stage = base.stages[id.index()];
                 let at_hand = stage < pass && computed[stage].contains(&id);
                 if at_hand && cost(program, id) >= 2 && !program.arena.is_mask(id) {
-                    kept.insert(id, next);
-                    next += 1;
+                    kept.insert(id, kept.len());
                     continue;
                 }
                 for_each_operand(program.arena.get(id), |operand| open.push(operand));
             }
         }
+        all.push(kept);
     }
-    kept
+    all
 }
 
 /// Whether a store can go around the caches: whole vectors at aligned places, in the type that is computed.
@@ -260,30 +275,39 @@ pub(crate) fn streamed_loads(program: &Program, body: &[Id]) -> Vec<usize> {
     loads
 }
 
-fn params(program: &Program, schedule: &Schedule, region: &Region, device: &Device) -> BTreeMap<String, Vec<i64>> {
+fn params(
+    program: &Program,
+    schedule: &Schedule,
+    region: &Region,
+    device: &Device,
+) -> BTreeMap<String, Vec<i64>> {
     let mut params = BTreeMap::new();
     let longest = program.segments.iter().map(|(start, end)| end - start).max().unwrap_or(0);
     for pass in 0..schedule.passes.len() {
-        let work: u64 = (0..program.segments.len())
-            .flat_map(|segment| schedule.body(program, pass, segment))
-            .filter(|id| !schedule.reads_buffer(*id, pass))
-            .map(|id| own_cost(program.arena.get(id)))
-            .max()
-            .unwrap_or(0);
+        let mut work = 0;
+        for segment in 0..program.segments.len() {
+            let body = schedule.body(program, pass, segment);
+            let computed = body.into_iter().filter(|id| !schedule.reads_buffer(*id, pass, segment));
+            work = computed.map(|id| own_cost(program.arena.get(id))).max().unwrap_or(0).max(work);
+        }
         let reduces = !schedule.passes[pass].reduces.is_empty();
         let guesses: &[i64] = match (work >= DEAR, reduces) {
             (true, _) => &[2, 4, 1],
             (false, true) => &[4, 8, 2, 1],
             (false, false) => &[2, 4, 1, 8],
         };
-        let fitting = guesses.iter().copied().filter(|unroll| *unroll == 1 || *unroll as u64 * WIDEST <= longest);
+        let fitting =
+            guesses.iter().copied().filter(|unroll| *unroll == 1 || *unroll as u64 * WIDEST <= longest);
         params.insert(format!("U{}", pass + 1), fitting.collect());
     }
     let metas = region.output_metas();
     let streamed: u64 = program
         .stores
         .iter()
-        .filter(|store| matches!(store, Store::Lane(..)) && can_stream(program, store.access(), metas[store.access().tensor].dtype))
+        .filter(|store| {
+            matches!(store, Store::Lane(..))
+                && can_stream(program, store.access(), metas[store.access().tensor].dtype)
+        })
         .map(|store| metas[store.access().tensor].bytes())
         .sum();
     if streamed >= STREAM_OFFER {
@@ -302,7 +326,9 @@ fn grains(program: &Program, device: &Device) -> Vec<i64> {
     let elements = program.rows() * program.row;
     let threads = u64::try_from(device.cores).unwrap_or(1).max(1);
     let work = elements * element_cost(program);
-    let all = (elements / threads).max(1) as i64;
+    // On a machine with more threads than this one they may all come, as long as each has work.
+    let enough = (THREAD_WORK / element_cost(program).max(1)).max(1);
+    let all = (elements / threads).min(enough).max(1) as i64;
     let alone = elements as i64 + 1;
     if work >= 8 * THREAD_WORK {
         vec![all]

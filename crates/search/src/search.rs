@@ -71,12 +71,21 @@ impl Search {
     /// A search that asks for at most `limit` measurements.
     pub fn with_limit(files: Vec<KernelFile>, limit: usize) -> Self {
         let mut queue = VecDeque::new();
-        let guesses: Vec<Vec<Trial>> = files.iter().enumerate().map(|(number, file)| guesses(number, file)).collect();
+        let guesses: Vec<Vec<Trial>> =
+            files.iter().enumerate().map(|(number, file)| guesses(number, file)).collect();
         // Round by round, so that a small limit still sees every file.
         for round in 0..GUESSES {
             queue.extend(guesses.iter().filter_map(|list| list.get(round).cloned()));
         }
-        Self { files, queue, results: BTreeMap::new(), phase: Phase::Guesses, around: None, left: limit, failed: 0 }
+        Self {
+            files,
+            queue,
+            results: BTreeMap::new(),
+            phase: Phase::Guesses,
+            around: None,
+            left: limit,
+            failed: 0,
+        }
     }
 
     /// The kernel files, in the order of [`Trial::file`].
@@ -85,6 +94,7 @@ impl Search {
     }
 
     /// The next point to screen, or `None` at the end.
+    #[expect(clippy::should_implement_trait, reason = "what comes next depends on what is reported between")]
     pub fn next(&mut self) -> Option<Trial> {
         loop {
             if self.left == 0 || self.phase == Phase::Done {
@@ -180,7 +190,9 @@ impl Search {
             let at = |value: i64| {
                 let mut moved = from.clone();
                 moved.params.insert(name.clone(), value);
-                smallest(self.results.get(&moved)?).filter(|time| *time < start * STEP).map(|time| (time, value))
+                smallest(self.results.get(&moved)?)
+                    .filter(|time| *time < start * STEP)
+                    .map(|time| (time, value))
             };
             let chosen = values.iter().filter_map(|value| at(*value)).min_by(|a, b| a.0.total_cmp(&b.0));
             if let Some((_, value)) = chosen {

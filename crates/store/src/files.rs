@@ -44,6 +44,10 @@ impl Store {
     /// Reads a stored file and checks its hash.
     pub fn get_file(&self, id: &FileId) -> Result<Vec<u8>, StoreError> {
         let bytes = fs_err::read(self.file_path(id)).map_err(|_| StoreError::File(id.0.clone()))?;
-        if blake3::hash(&bytes).to_hex().as_str() == id.0 { Ok(bytes) } else { Err(StoreError::File(id.0.clone())) }
+        if blake3::hash(&bytes).to_hex().as_str() == id.0 {
+            Ok(bytes)
+        } else {
+            Err(StoreError::File(id.0.clone()))
+        }
     }
 }

@@ -57,25 +57,37 @@ impl Store {
 
     /// Opens the store under `root`, making it when it isn't there.
     pub fn open(root: &Path) -> Result<Self, StoreError> {
-        fs_err::create_dir_all(root.join("files")).map_err(|source| StoreError::Io { path: root.to_owned(), source })?;
+        fs_err::create_dir_all(root.join("files"))
+            .map_err(|source| StoreError::Io { path: root.to_owned(), source })?;
         let path = root.join("autokernel.db");
-        let damaged = |error: rusqlite::Error| StoreError::Damaged { path: path.clone(), reason: error.to_string() };
+        let damaged =
+            |error: rusqlite::Error| StoreError::Damaged { path: path.clone(), reason: error.to_string() };
         let mut connection = Connection::open(&path).map_err(damaged)?;
         connection.busy_timeout(std::time::Duration::from_secs(10))?;
         connection.pragma_update(None, "journal_mode", "wal").map_err(damaged)?;
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.pragma_update(None, "foreign_keys", "on")?;
         // Immediate: of two processes that open a new store, the second waits and then sees the tables.
-        let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(damaged)?;
-        let found: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(damaged)?;
-        let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(damaged)?;
+        let transaction = connection
+            .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
+            .map_err(damaged)?;
+        let found: i64 =
+            transaction.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(damaged)?;
+        let tables: i64 = transaction
+            .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+            .map_err(damaged)?;
         match (found, tables) {
             (0, 0) => {
                 transaction.execute_batch(include_str!("schema.sql"))?;
                 transaction.pragma_update(None, "user_version", VERSION)?;
             }
             (VERSION, _) => {}
-            (0, _) => return Err(StoreError::Damaged { path: path.clone(), reason: "tables of something else".to_owned() }),
+            (0, _) => {
+                return Err(StoreError::Damaged {
+                    path: path.clone(),
+                    reason: "tables of something else".to_owned(),
+                });
+            }
             _ => return Err(StoreError::Version { path: path.clone(), found }),
         }
         transaction.commit()?;

@@ -149,7 +149,8 @@ impl Store {
 
     /// Records device, versions, model and profile of a run.
     pub fn set_facts(&self, run: &str, facts: &Value) -> Result<(), StoreError> {
-        self.connection.execute("UPDATE runs SET facts = ?2 WHERE id = ?1", params![run, facts.to_string()])?;
+        self.connection
+            .execute("UPDATE runs SET facts = ?2 WHERE id = ?1", params![run, facts.to_string()])?;
         Ok(())
     }
 
@@ -164,7 +165,9 @@ impl Store {
 
     /// All runs, newest first.
     pub fn runs(&self) -> Result<Vec<RunRow>, StoreError> {
-        let mut statement = self.connection.prepare(&format!("SELECT {RUN_COLUMNS} FROM runs ORDER BY created DESC, rowid DESC"))?;
+        let mut statement = self
+            .connection
+            .prepare(&format!("SELECT {RUN_COLUMNS} FROM runs ORDER BY created DESC, rowid DESC"))?;
         let rows = statement.query_map([], raw_run)?.collect::<Result<Vec<_>, _>>()?;
         rows.into_iter().map(run_row).collect()
     }
@@ -211,9 +214,13 @@ impl Store {
 
     /// The tasks of a run, by rank.
     pub fn tasks(&self, run: &str) -> Result<Vec<TaskRow>, StoreError> {
-        let mut statement = self.connection.prepare("SELECT region, body, outcome FROM tasks WHERE run = ?1 ORDER BY rank")?;
+        let mut statement = self
+            .connection
+            .prepare("SELECT region, body, outcome FROM tasks WHERE run = ?1 ORDER BY rank")?;
         let rows = statement
-            .query_map([run], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, Option<String>>(2)?)))?
+            .query_map([run], |row| {
+                Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, Option<String>>(2)?))
+            })?
             .collect::<Result<Vec<_>, _>>()?;
         rows.into_iter()
             .map(|(region, body, outcome)| {
@@ -259,7 +266,12 @@ impl Store {
     }
 
     /// Records the verdict on a candidate with the evidence from which it can be decided again.
-    pub fn record_verdict(&self, id: CandidateId, verdict: &Value, evidence: &Value) -> Result<(), StoreError> {
+    pub fn record_verdict(
+        &self,
+        id: CandidateId,
+        verdict: &Value,
+        evidence: &Value,
+    ) -> Result<(), StoreError> {
         let evidence = self.put_file(evidence.to_string().as_bytes())?;
         self.connection.execute(
             "UPDATE candidates SET verdict = ?2, evidence = ?3 WHERE id = ?1",
@@ -293,7 +305,10 @@ impl Store {
 
     /// Appends an event of a run.
     pub fn record_event(&self, run: &str, body: &Value) -> Result<(), StoreError> {
-        self.connection.execute("INSERT INTO events (run, at, body) VALUES (?1, ?2, ?3)", params![run, now(), body.to_string()])?;
+        self.connection.execute(
+            "INSERT INTO events (run, at, body) VALUES (?1, ?2, ?3)",
+            params![run, now(), body.to_string()],
+        )?;
         Ok(())
     }
 
@@ -301,7 +316,9 @@ impl Store {
     pub fn last_event(&self, run: &str) -> Result<Option<Value>, StoreError> {
         let text: Option<String> = self
             .connection
-            .query_row("SELECT body FROM events WHERE run = ?1 ORDER BY id DESC LIMIT 1", [run], |row| row.get(0))
+            .query_row("SELECT body FROM events WHERE run = ?1 ORDER BY id DESC LIMIT 1", [run], |row| {
+                row.get(0)
+            })
             .optional()?;
         json(text)
     }

@@ -22,7 +22,9 @@ fn a_run_comes_back_as_it_was() {
     {
         let mut store = Store::open(dir.path()).unwrap();
         store.create_run("m-1", &json!({"model": "m.py"})).unwrap();
-        store.put_tasks("m-1", &[("abc".into(), json!({"share": 0.5})), ("abd".into(), json!({"share": 0.1}))]).unwrap();
+        store
+            .put_tasks("m-1", &[("abc".into(), json!({"share": 0.5})), ("abd".into(), json!({"share": 0.1}))])
+            .unwrap();
         let id = store.record_candidate(&candidate("void f(){}", None)).unwrap();
         store.record_verdict(id, &json!({"verdict": "faster"}), &json!({"samples": [1, 2]})).unwrap();
         store.set_outcome("m-1", "abc", &json!({"winner": 1})).unwrap();
@@ -32,7 +34,10 @@ fn a_run_comes_back_as_it_was() {
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(store.run("last").unwrap().status, RunStatus::Running);
     let tasks = store.tasks("m-1").unwrap();
-    assert_eq!((tasks[0].region.as_str(), &tasks[0].body["share"], &tasks[0].outcome), ("abc", &json!(0.6), &Some(json!({"winner": 1}))));
+    assert_eq!(
+        (tasks[0].region.as_str(), &tasks[0].body["share"], &tasks[0].outcome),
+        ("abc", &json!(0.6), &Some(json!({"winner": 1})))
+    );
     let found = store.candidates("m-1", "abc").unwrap();
     assert_eq!(store.get_file(&found[0].source).unwrap(), b"void f(){}");
     assert_eq!(store.get_file(found[0].evidence.as_ref().unwrap()).unwrap(), br#"{"samples":[1,2]}"#);
@@ -45,7 +50,11 @@ fn a_run_comes_back_as_it_was() {
 fn damage_is_named_and_nothing_is_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("autokernel.db");
-    fs_err::write(&path, b"not a database, but long enough to look at: ................................................").unwrap();
+    fs_err::write(
+        &path,
+        b"not a database, but long enough to look at: ................................................",
+    )
+    .unwrap();
     assert!(matches!(Store::open(dir.path()), Err(StoreError::Damaged { .. })));
     assert!(fs_err::read(&path).unwrap().starts_with(b"not a database"));
 

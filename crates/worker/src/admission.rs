@@ -7,8 +7,6 @@
 
 mod elf;
 mod imports;
-#[cfg(test)]
-mod tests;
 
 /// Why an artefact is refused.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]

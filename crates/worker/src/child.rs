@@ -33,10 +33,7 @@ pub(crate) fn spawn(command: Command) -> io::Result<Child> {
     });
     let gone = || io::Error::other("the thread that starts children has ended");
     let (answer, child) = mpsc::sync_channel(1);
-    starter
-        .as_ref()
-        .and_then(|sender| sender.lock().ok()?.send((command, answer)).ok())
-        .ok_or_else(gone)?;
+    starter.as_ref().and_then(|sender| sender.lock().ok()?.send((command, answer)).ok()).ok_or_else(gone)?;
     child.recv().map_err(|_| gone())?
 }
 
@@ -123,7 +120,9 @@ impl Group {
     fn poll(&mut self, or_stopped: bool) -> io::Result<Option<Change>> {
         let mut options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         options.set(WaitIdOptions::STOPPED, or_stopped);
-        let Some(status) = waitid(WaitId::Pid(self.pid), options | WaitIdOptions::NOWAIT)? else { return Ok(None) };
+        let Some(status) = waitid(WaitId::Pid(self.pid), options | WaitIdOptions::NOWAIT)? else {
+            return Ok(None);
+        };
         if status.stopped() {
             waitid(WaitId::Pid(self.pid), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG)?;
             return Ok(Some(Change::Stopped));

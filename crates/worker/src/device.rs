@@ -2,11 +2,15 @@
 //!
 //! Measured in a child (`autokernel __worker device`), since the parent measures nothing itself.
 
-use std::process::{Command, Stdio};
+use std::io;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use autokernel_core::task::CopyRate;
 use serde::{Deserialize, Serialize};
+
+use crate::child;
+use crate::sandbox::SandboxError;
 
 /// What is known of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,10 +44,7 @@ impl DeviceFacts {
     /// Measures in a child; about half a second.
     pub fn measure() -> Result<Self, DeviceError> {
         let fail = |reason: String| DeviceError { reason };
-        let program = crate::python::own_executable().map_err(|error| fail(error.to_string()))?;
-        let output = Command::new(program)
-            .args(["__worker", "device"])
-            .env_clear()
+        let output = child::role_command("device")
             .stdin(Stdio::null())
             .output()
             .map_err(|error| fail(error.to_string()))?;
@@ -55,11 +56,15 @@ impl DeviceFacts {
 }
 
 /// The child's half: measures and prints one JSON object on stdout.
-pub(crate) fn child() -> Result<String, serde_json::Error> {
+pub(crate) fn print_facts() -> Result<(), SandboxError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let copy = FOOTPRINTS.iter().map(|bytes| CopyRate { footprint: *bytes, bytes_per_us: copy_rate(*bytes, cores) }).collect();
+    let copy = FOOTPRINTS
+        .iter()
+        .map(|bytes| CopyRate { footprint: *bytes, bytes_per_us: copy_rate(*bytes, cores) })
+        .collect();
     let (name, features) = processor();
-    serde_json::to_string(&DeviceFacts { name, cores, copy, features })
+    serde_json::to_writer(io::stdout().lock(), &DeviceFacts { name, cores, copy, features })
+        .map_err(|e| SandboxError::new("print what was measured", &e))
 }
 
 /// Best of repeated passes, each core copying its own part; the first pass only touches the pages.
@@ -109,5 +114,8 @@ fn processor() -> (String, Vec<String>) {
             .map(|(_, value)| value.trim().to_owned())
     };
     let features = field(&["flags", "Features"]).unwrap_or_default();
-    (field(&["model name", "Processor"]).unwrap_or_else(|| "unknown processor".to_owned()), features.split_whitespace().map(str::to_owned).collect())
+    (
+        field(&["model name", "Processor"]).unwrap_or_else(|| "unknown processor".to_owned()),
+        features.split_whitespace().map(str::to_owned).collect(),
+    )
 }

@@ -6,6 +6,7 @@
 
 pub mod admission;
 mod child;
+pub mod device;
 pub mod memory;
 pub mod python;
 pub mod roles;

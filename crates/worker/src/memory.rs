@@ -102,11 +102,15 @@ impl Arena {
             spans.push(Span { offset, bytes: buffer.bytes });
             at = offset.checked_add(buffer.bytes).ok_or(MemoryError::TooLarge)?;
         }
-        let size = at.checked_add(GUARD).and_then(|s| s.checked_next_multiple_of(4096)).ok_or(MemoryError::TooLarge)?;
+        let size = at
+            .checked_add(GUARD)
+            .and_then(|s| s.checked_next_multiple_of(4096))
+            .ok_or(MemoryError::TooLarge)?;
         if i64::try_from(size).is_err() {
             return Err(MemoryError::TooLarge);
         }
-        let file = memory_file(name, false).map_err(|source| MemoryError::Create { name: name.to_owned(), source })?;
+        let file = memory_file(name, false)
+            .map_err(|source| MemoryError::Create { name: name.to_owned(), source })?;
         file.set_len(size).map_err(|source| MemoryError::Io { what: "size", source })?;
         // Without these seals a later truncation would turn a child's access into a bus error.
         seal(&file, SealFlags::SHRINK | SealFlags::GROW)?;
@@ -225,7 +229,9 @@ impl Arena {
                 Pattern::Nan => nan_bytes(self.seed, at, &mut chunk[..len]),
                 Pattern::Random(seed) => random_bytes(seed, at - start, &mut chunk[..len]),
             }
-            self.file.write_all_at(&chunk[..len], at).map_err(|source| MemoryError::Io { what: "write", source })?;
+            self.file
+                .write_all_at(&chunk[..len], at)
+                .map_err(|source| MemoryError::Io { what: "write", source })?;
             at += len as u64;
         }
         Ok(())
@@ -290,11 +296,12 @@ fn nan_bytes(seed: u64, position: u64, bytes: &mut [u8]) {
     let mut word = Random::at(seed, position / 8);
     for (i, byte) in bytes.iter_mut().enumerate() {
         let at = position + i as u64;
-        if at % 8 == 0 {
+        if at.is_multiple_of(8) {
             word = Random::at(seed, at / 8);
         }
         let lane = (word >> ((at % 8) / 2 * 16)) as u16;
-        *byte = if at % 2 == 0 { 0xf1 + (lane % 15) as u8 } else { 0x7f | ((lane >> 8) as u8 & 0x80) };
+        *byte =
+            if at.is_multiple_of(2) { 0xf1 + (lane % 15) as u8 } else { 0x7f | ((lane >> 8) as u8 & 0x80) };
     }
 }
 
@@ -304,7 +311,11 @@ mod tests {
 
     #[test]
     fn buffers_keep_apart_and_aligned() {
-        let specs = [BufferSpec { bytes: 4, align: 4 }, BufferSpec { bytes: 1 << 20, align: 4096 }, BufferSpec { bytes: 0, align: 64 }];
+        let specs = [
+            BufferSpec { bytes: 4, align: 4 },
+            BufferSpec { bytes: 1 << 20, align: 4096 },
+            BufferSpec { bytes: 0, align: 64 },
+        ];
         let arena = Arena::create("test", &specs).unwrap();
         let mut end = 0;
         for (span, spec) in arena.spans().iter().zip(specs) {

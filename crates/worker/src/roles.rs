@@ -3,6 +3,7 @@
 //! * `runner PARENT GOMP`: the socket is standard input; see [`crate::runner`].
 //! * `launch PARENT CONFINEMENT -- PROGRAM ARGS…`: confines itself and becomes the program.
 //! * `probe PARENT`: confines itself as a runner and prints what it reached.
+//! * `device PARENT`: measures the machine; loads nothing of anybody's, so it is not confined.
 //!
 //! No role starts a thread before it is confined: landlock binds only the thread that asks.
 
@@ -39,6 +40,7 @@ pub fn child_main(args: &[String]) -> ExitCode {
         [role, parent] if role == "probe" => {
             parent.parse().map_err(|_| usage()).and_then(sandbox::report_to_stdout)
         }
+        [role, _parent] if role == "device" => crate::device::print_facts(),
         _ => Err(usage()),
     };
     match result {
@@ -61,7 +63,8 @@ fn launch(parent: &str, confinement: &str, program: &[String]) -> Result<(), San
     let [program, args @ ..] = program else { return Err(usage()) };
     let mut confinement: Confinement =
         serde_json::from_str(confinement).map_err(|e| SandboxError::new("read the confinement", &e))?;
-    let private: Option<RawFd> = std::env::var_os("AUTOKERNEL_FD").and_then(|text| text.to_str()?.parse().ok());
+    let private: Option<RawFd> =
+        std::env::var_os("AUTOKERNEL_FD").and_then(|text| text.to_str()?.parse().ok());
     confinement.keep.extend(private);
     close_descriptors_on_exec(&confinement.keep)?;
     sandbox::confine(&confinement, parent)?;

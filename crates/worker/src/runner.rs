@@ -16,11 +16,11 @@ use rustix::fs::SealFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 
+use crate::admission;
 use crate::child::{self, End, Group};
 use crate::memory::{Arena, memory_file, seal};
 use crate::toolchain::Artefact;
 use crate::wire::{self, Failure, Layout, Reply, Request};
-use crate::admission;
 
 /// How long a child may take to react to a signal.
 const REACTION: Duration = Duration::from_secs(5);
@@ -97,7 +97,8 @@ pub struct Runner {
 impl Runner {
     /// Starts the child; returns once its confinement has passed its own test.
     pub fn spawn(config: &RunnerConfig) -> Result<Self, RunnerError> {
-        let fail = |what: &str, e: &dyn std::fmt::Display| RunnerError::Spawn { what: format!("{what}: {e}") };
+        let fail =
+            |what: &str, e: &dyn std::fmt::Display| RunnerError::Spawn { what: format!("{what}: {e}") };
         if !config.gomp.is_absolute() {
             return Err(fail("libgomp", &"the path is not absolute"));
         }
@@ -111,7 +112,8 @@ impl Runner {
         command.env("OMP_NUM_THREADS", threads.to_string()).env("OMP_DYNAMIC", "false");
         let started = child::spawn(command).map_err(|e| fail("no child", &e))?;
         let group = Group::new(&started).map_err(|e| fail("no child", &e))?;
-        let mut runner = Self { group, socket: ours, timeout: config.timeout, threads, frozen: false, uid: 0 };
+        let mut runner =
+            Self { group, socket: ours, timeout: config.timeout, threads, frozen: false, uid: 0 };
         match runner.receive(config.timeout)? {
             Reply::Ready { uid, .. } => {
                 runner.uid = uid;
@@ -131,7 +133,8 @@ impl Runner {
     ) -> Result<(), RunnerError> {
         let launches = plan.prepare.iter().map(|step| &step.launch).chain(&plan.launches);
         let entries: Vec<&str> = launches.map(|launch| launch.entry.as_str()).collect();
-        admission::admit(&artefact.bytes, &entries).map_err(|e| RunnerError::Load { reason: e.to_string() })?;
+        admission::admit(&artefact.bytes, &entries)
+            .map_err(|e| RunnerError::Load { reason: e.to_string() })?;
         let io = |what| move |source| RunnerError::Io { what, source };
         let mut file = memory_file("artefact", true).map_err(io("make a memory file"))?;
         file.write_all(&artefact.bytes).map_err(io("write the artefact"))?;
@@ -168,12 +171,12 @@ impl Runner {
         let reply = reply?;
         self.freeze()?;
         match reply {
-            Reply::Done { cpu_ns, control_ok } => Ok(Batch {
+            Reply::Done { cpu_ns, control_ok, threads } => Ok(Batch {
                 wall,
                 cpu: Duration::from_nanos(cpu_ns),
                 mxcsr_ok: control_ok,
                 // The self-test has used two threads at least, and idle ones stay.
-                threads_ok: self.live_threads().is_none_or(|live| live <= self.threads.max(2)),
+                threads_ok: threads.max(self.live_threads().unwrap_or(0)) <= self.threads.max(2),
             }),
             other => Err(unexpected(&other)),
         }
@@ -215,13 +218,18 @@ impl Runner {
         }
     }
 
-    /// Threads of the frozen child, as the kernel counts them: the child cannot lie about it.
+    /// Threads of the frozen child. Its own count comes earlier, before the pool shrinks again, but
+    /// this one it cannot forge.
     fn live_threads(&self) -> Option<usize> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.group.pid())).ok()?;
         status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
     }
 
-    fn send(&mut self, request: &Request, descriptors: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), RunnerError> {
+    fn send(
+        &mut self,
+        request: &Request,
+        descriptors: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), RunnerError> {
         match wire::send(self.socket.as_fd(), request, descriptors) {
             Ok(()) => Ok(()),
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Err(self.ended()),
@@ -231,12 +239,16 @@ impl Runner {
 
     fn receive(&mut self, timeout: Duration) -> Result<Reply, RunnerError> {
         let error = match wire::receive::<Reply>(self.socket.as_fd(), Some(Instant::now() + timeout)) {
-            Ok((Reply::Failed { stage: Failure::Confine, reason }, _)) => RunnerError::Sandbox { what: reason },
+            Ok((Reply::Failed { stage: Failure::Confine, reason }, _)) => {
+                RunnerError::Sandbox { what: reason }
+            }
             Ok((Reply::Failed { stage: Failure::Load, reason }, _)) => RunnerError::Load { reason },
             Ok((Reply::Failed { stage: Failure::Call, reason }, _)) => RunnerError::Protocol { what: reason },
             Ok((reply, _)) => return Ok(reply),
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(self.ended()),
-            Err(e) if e.kind() == io::ErrorKind::TimedOut => RunnerError::Hung { seconds: timeout.as_secs_f64() },
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => {
+                RunnerError::Hung { seconds: timeout.as_secs_f64() }
+            }
             Err(e) => RunnerError::Protocol { what: e.to_string() },
         };
         self.group.kill();

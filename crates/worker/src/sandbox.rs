@@ -19,9 +19,8 @@ mod files;
 pub(crate) mod filter;
 mod probe;
 
-pub(crate) use files::installation;
-pub(crate) use probe::{report_to_stdout, self_test};
 pub use probe::{SandboxReport, probe};
+pub(crate) use probe::{report_to_stdout, self_test};
 
 /// First of the users that children of root become; nobody's on common systems.
 const FIRST_UID: u32 = 60_000;
@@ -160,8 +159,11 @@ fn leave_root(confinement: &Confinement) -> Result<u32, SandboxError> {
     // An environment of Python below root's own home can be read by root only. Landlock, which
     // comes next, says what may be read; this one capability makes it so for such folders too.
     let kept = if keep_reading { CapabilitySet::DAC_READ_SEARCH } else { CapabilitySet::empty() };
-    rustix::thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: kept })
-        .map_err(fail)?;
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets { effective: kept, permitted: kept, inheritable: kept },
+    )
+    .map_err(fail)?;
     if keep_reading {
         rustix::thread::configure_capability_in_ambient_set(kept, true).map_err(fail)?;
     }
@@ -186,7 +188,13 @@ pub(crate) fn die_with(parent: i32) -> Result<(), SandboxError> {
 ///
 /// The child dies with the *thread* that starts it; start it with [`crate::child::spawn`].
 pub fn launch_command(confinement: &Confinement, program: &Path) -> Result<Command, SandboxError> {
-    let text = serde_json::to_string(confinement).map_err(|e| SandboxError::new("describe a confinement", &e))?;
+    let mut confinement = confinement.clone();
+    // A program of a virtual environment is a link into another installation.
+    for path in [Some(program.to_owned()), program.canonicalize().ok()].into_iter().flatten() {
+        confinement.read.extend(files::installation(&path));
+    }
+    let text =
+        serde_json::to_string(&confinement).map_err(|e| SandboxError::new("describe a confinement", &e))?;
     let mut command = child::role_command("launch");
     command.arg(text).arg("--").arg(program);
     Ok(command)

@@ -22,15 +22,50 @@ const ARTEFACT_BYTES: u64 = 64 << 20;
 
 /// How every kernel is compiled. Floating-point freedoms are those that keep each operation's own
 /// rounding: no reassociation, no reciprocals, no "finite only".
-const FLAGS: &[&str] = &[
-    "-std=c++20", "-O3", "-march=native", "-fopenmp",
-    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-fPIC", "-shared", "-nostartfiles", "-nodefaultlibs",
-    "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,noexecstack", "-Wl,--build-id=none",
+const COMPILE: &[&str] = &[
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
     // No unwinding, no type information, no guards: each would import something or need a start-up.
-    "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables",
-    "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-threadsafe-statics", "-fno-ident", "-g0",
-    "-Wall", "-Wno-unknown-pragmas", "-fdiagnostics-color=never", "-fmax-errors=20",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-asynchronous-unwind-tables",
+    "-fno-unwind-tables",
+    "-fno-stack-protector",
+    "-U_FORTIFY_SOURCE",
+    "-fno-threadsafe-statics",
+    "-fno-ident",
+    "-g0",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+    "-fdiagnostics-color=never",
+    "-fmax-errors=20",
+    "-iquote",
+    "include",
+    "-c",
+    "kernel.cpp",
+    "-o",
+    "kernel.o",
+];
+
+/// How it is linked: in a step of its own, because `-fopenmp` would bring libgomp along even with
+/// `-nostdlib`. The only library is the compiler's own static one, for wide integers and the like.
+const LINK: &[&str] = &[
+    "-shared",
+    "-nostdlib",
+    "-Wl,-z,now",
+    "-Wl,-z,relro",
+    "-Wl,-z,noexecstack",
+    "-Wl,--build-id=none",
+    "kernel.o",
+    "-o",
+    "kernel.so",
+    "-lgcc",
 ];
 
 /// A kernel that uses what kernels use; a compiler that cannot build it is no use.
@@ -63,7 +98,7 @@ pub struct BuildLimits {
 
 impl Default for BuildLimits {
     fn default() -> Self {
-        Self { wall: Duration::from_secs(120), cpu: Duration::from_secs(120), file_bytes: 256 << 20 }
+        Self { wall: Duration::from_mins(2), cpu: Duration::from_mins(2), file_bytes: 256 << 20 }
     }
 }
 
@@ -138,14 +173,19 @@ impl Toolchain {
                 None => tried.push(name),
             }
         }
-        if failures.is_empty() { Err(ToolchainError::NotFound { tried }) } else { Err(ToolchainError::Unusable { failures }) }
+        if failures.is_empty() {
+            Err(ToolchainError::NotFound { tried })
+        } else {
+            Err(ToolchainError::Unusable { failures })
+        }
     }
 
     fn try_compiler(path: &Path) -> Result<Self, String> {
         let cxx = path.to_str().ok_or("its path is not UTF-8")?.to_owned();
         let limits = BuildLimits { wall: Duration::from_secs(30), ..BuildLimits::default() };
         let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let run = Run { program: path, args: vec!["--version".to_owned()], folder: folder.path(), limits: &limits };
+        let run =
+            Run { program: path, args: vec!["--version".to_owned()], folder: folder.path(), limits: &limits };
         let Compiled { stdout, .. } = run.confined().map_err(|e| e.to_string())?;
         let version = stdout.lines().next().unwrap_or_default().trim().to_owned();
         let toolchain = Self { cxx, version, isa: isa().to_owned() };
@@ -157,18 +197,27 @@ impl Toolchain {
     }
 
     /// Compiles a kernel file with these parameter values, confined.
-    pub fn build(&self, file: &KernelFile, params: &Params, limits: &BuildLimits) -> Result<Artefact, BuildError> {
+    pub fn build(
+        &self,
+        file: &KernelFile,
+        params: &Params,
+        limits: &BuildLimits,
+    ) -> Result<Artefact, BuildError> {
         if file.language != autokernel_core::kernel_file::Language::Cpp {
             return Err(BuildError::Language(file.language));
         }
         file.check_params(params)?;
         let start = Instant::now();
         let folder = source_folder(file)?;
-        let mut args: Vec<String> = FLAGS.iter().map(|flag| (*flag).to_owned()).collect();
+        let owned = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>();
+        let mut args = owned(COMPILE);
         args.extend(params.iter().map(|(name, value)| format!("-D{name}={value}")));
-        args.extend(["-iquote", "include", "kernel.cpp", "-o", "kernel.so", "-lgcc"].map(str::to_owned));
-        let run = Run { program: Path::new(&self.cxx), args, folder: folder.path(), limits };
-        let Compiled { diagnostics, .. } = run.confined()?;
+        let program = Path::new(&self.cxx);
+        let compile = Run { program, args, folder: folder.path(), limits };
+        let Compiled { mut diagnostics, .. } = compile.confined()?;
+        let limits = &BuildLimits { wall: limits.wall.saturating_sub(start.elapsed()), ..*limits };
+        let link = Run { program, args: owned(LINK), folder: folder.path(), limits };
+        diagnostics.push_str(&link.confined()?.diagnostics);
         let bytes = read_artefact(&folder.path().join("kernel.so"))?;
         let id = blake3::hash(&bytes).to_hex().to_string();
         Ok(Artefact { bytes, id, diagnostics, seconds: start.elapsed().as_secs_f64() })
@@ -177,7 +226,8 @@ impl Toolchain {
 
 fn source_folder(file: &KernelFile) -> Result<tempfile::TempDir, BuildError> {
     let io = |what| move |source| BuildError::Io { what, source };
-    let folder = tempfile::Builder::new().prefix("autokernel-build-").tempdir().map_err(io("make a build folder"))?;
+    let folder =
+        tempfile::Builder::new().prefix("autokernel-build-").tempdir().map_err(io("make a build folder"))?;
     let include = folder.path().join("include/autokernel");
     std::fs::create_dir_all(&include).map_err(io("make a build folder"))?;
     std::fs::write(include.join("vec.h"), VEC_HEADER).map_err(io("write the vector header"))?;
@@ -201,7 +251,8 @@ fn read_artefact(path: &Path) -> Result<Vec<u8>, BuildError> {
 
 /// The first executable file of that name on the path.
 fn find_program(name: &str) -> Option<PathBuf> {
-    let runnable = |path: &PathBuf| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file();
+    let runnable =
+        |path: &PathBuf| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file();
     if name.contains('/') {
         return std::path::absolute(name).ok().filter(runnable);
     }

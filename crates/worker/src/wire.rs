@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use autokernel_core::plan::Plan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -46,12 +46,22 @@ pub(crate) struct Layout {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply {
     /// Confined, and the self-test has passed.
-    Ready { uid: u32, landlock_abi: u32 },
+    Ready {
+        uid: u32,
+        landlock_abi: u32,
+    },
     Loaded,
     Prepared,
-    Done { cpu_ns: u64, control_ok: bool },
+    Done {
+        cpu_ns: u64,
+        control_ok: bool,
+        threads: usize,
+    },
     /// The stage that failed, and why.
-    Failed { stage: Failure, reason: String },
+    Failed {
+        stage: Failure,
+        reason: String,
+    },
 }
 
 /// Where a runner failed by itself.
@@ -64,7 +74,11 @@ pub(crate) enum Failure {
 }
 
 /// Sends one message.
-pub(crate) fn send<T: Serialize>(socket: BorrowedFd<'_>, message: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send<T: Serialize>(
+    socket: BorrowedFd<'_>,
+    message: &T,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
     let mut bytes = u32::try_from(body.len()).map_err(io::Error::other)?.to_le_bytes().to_vec();
     bytes.extend(body);
@@ -137,7 +151,8 @@ fn wait_readable(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Resul
     let Some(deadline) = deadline else { return Ok(()) };
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
+        let timeout =
+            Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)], Some(&timeout)) {
             Ok(0) if left == Duration::ZERO => return Err(io::ErrorKind::TimedOut.into()),
             Ok(0) | Err(rustix::io::Errno::INTR) => {}

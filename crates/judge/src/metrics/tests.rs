@@ -55,7 +55,7 @@ fn truth(dir: &Path, shape: &[u64], sets: &[Vec<f64>]) -> Truth {
 fn check(truth: &Truth, set: usize, bytes: &[u8]) -> Comparison {
     let set_truth = &truth.sets()[set];
     let meta = set_truth.outputs[0].meta.clone();
-    Comparer::new(truth).compare(set, 0, Tensor { source: bytes, meta: &meta }).unwrap()
+    Comparer::new(truth).compare(set, 0, Tensor { source: &bytes.to_vec(), meta: &meta }).unwrap()
 }
 
 fn metric(comparison: &Comparison) -> Option<Metric> {
@@ -66,13 +66,17 @@ fn metric(comparison: &Comparison) -> Option<Metric> {
 fn honest_outputs_pass_and_cheap_ones_fail() {
     let dir = tempfile::tempdir().unwrap();
     let values = noise(1, 300 * 1000);
-    let truth = truth(dir.path(), &[300, 1000], &[values.clone()]);
+    let truth = truth(dir.path(), &[300, 1000], std::slice::from_ref(&values));
     assert!(truth.weak_outputs().is_empty());
 
     let honest: Vec<f64> = values.iter().map(|v| v * (1.0 + 3e-8)).collect();
     let comparison = check(&truth, 0, &f32s(&honest));
     assert_eq!(metric(&comparison), None, "{:?}", comparison.fault);
-    assert_eq!(comparison.digest, digest(Tensor { source: f32s(&honest).as_slice(), meta: &TensorMeta::contiguous(Dtype::F32, &[300_000]) }).unwrap());
+    assert_eq!(
+        comparison.digest,
+        digest(Tensor { source: &f32s(&honest), meta: &TensorMeta::contiguous(Dtype::F32, &[300_000]) })
+            .unwrap()
+    );
 
     assert!(check(&truth, 0, &f32s(&vec![0.0; values.len()])).fault.is_some(), "zeros");
     let mean = values.iter().sum::<f64>() / values.len() as f64;
@@ -87,7 +91,7 @@ fn honest_outputs_pass_and_cheap_ones_fail() {
 fn a_single_element_is_found_and_placed() {
     let dir = tempfile::tempdir().unwrap();
     let values = noise(2, 300 * 1000);
-    let truth = truth(dir.path(), &[300, 1000], &[values.clone()]);
+    let truth = truth(dir.path(), &[300, 1000], std::slice::from_ref(&values));
     let mut wrong = values.clone();
     wrong[299 * 1000 + 999] = 0.0;
     let fault = check(&truth, 0, &f32s(&wrong)).fault.unwrap();
@@ -108,7 +112,7 @@ fn infinities_must_stand_where_the_truth_has_them() {
     values[10] = f64::INFINITY;
     values[11] = f64::NAN;
     values[12] = 1e39;
-    let truth = truth(dir.path(), &[64, 64], &[values.clone()]);
+    let truth = truth(dir.path(), &[64, 64], std::slice::from_ref(&values));
     assert!(check(&truth, 0, &f32s(&values)).fault.is_none());
     for (index, value) in [(10, f64::NEG_INFINITY), (10, 1.0), (11, 0.0), (12, 3e38), (13, f64::INFINITY)] {
         let mut wrong = values.clone();
@@ -122,10 +126,14 @@ fn rows_have_their_own_scale() {
     let dir = tempfile::tempdir().unwrap();
     let mut values = noise(4, 64 * 256);
     values[..256].iter_mut().for_each(|v| *v *= 1e-6);
-    let truth = truth(dir.path(), &[64, 256], &[values.clone()]);
+    let truth = truth(dir.path(), &[64, 256], std::slice::from_ref(&values));
     let mut wrong = values.clone();
     wrong[..256].iter_mut().for_each(|v| *v = bf16(*v));
-    assert_eq!(metric(&check(&truth, 0, &f32s(&wrong))), Some(Metric::Element), "a small row is not hidden by large ones");
+    assert_eq!(
+        metric(&check(&truth, 0, &f32s(&wrong))),
+        Some(Metric::Element),
+        "a small row is not hidden by large ones"
+    );
 }
 
 #[test]
@@ -141,7 +149,7 @@ fn tiny_outputs_are_pooled() {
         let mut comparer = Comparer::new(&truth);
         (0..8).find_map(|set| {
             let bytes = f32s(&[exact[set][0] * (1.0 + error)]);
-            comparer.compare(set, 0, Tensor { source: bytes.as_slice(), meta: &meta }).unwrap().fault
+            comparer.compare(set, 0, Tensor { source: &bytes, meta: &meta }).unwrap().fault
         })
     };
     assert_eq!(run(1.5e-7), None);
@@ -162,7 +170,7 @@ fn exact_outputs_need_equal_bits() {
     let fault = check(&truth, 0, &wrong).fault.unwrap();
     assert_eq!((fault.metric, fault.place.unwrap().rows), (Metric::Bits, (4, 6)));
     let meta = TensorMeta::contiguous(Dtype::I32, &[10, 10]);
-    let comparison = Comparer::new(&truth).compare(0, 0, Tensor { source: wrong.as_slice(), meta: &meta }).unwrap();
+    let comparison = Comparer::new(&truth).compare(0, 0, Tensor { source: &wrong, meta: &meta }).unwrap();
     assert_eq!(metric(&comparison), Some(Metric::Shape));
 }
 
@@ -170,11 +178,13 @@ fn exact_outputs_need_equal_bits() {
 fn outputs_in_another_storage_order_are_read_by_their_strides() {
     let dir = tempfile::tempdir().unwrap();
     let values = noise(5, 40 * 50);
-    let truth = truth(dir.path(), &[40, 50], &[values.clone()]);
+    let truth = truth(dir.path(), &[40, 50], std::slice::from_ref(&values));
     let transposed: Vec<f64> = (0..2000).map(|i| values[(i % 40) * 50 + i / 40]).collect();
     let meta = TensorMeta { dtype: Dtype::F32, shape: vec![40, 50], stride: vec![1, 40] };
     let bytes = f32s(&transposed);
-    assert!(Comparer::new(&truth).compare(0, 0, Tensor { source: bytes.as_slice(), meta: &meta }).unwrap().fault.is_none());
+    assert!(
+        Comparer::new(&truth).compare(0, 0, Tensor { source: &bytes, meta: &meta }).unwrap().fault.is_none()
+    );
 }
 
 #[test]

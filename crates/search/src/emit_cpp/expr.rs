@@ -1,8 +1,6 @@
 //! Expressions as C++ text.
 
-use std::fmt::Write as _;
-
-use super::{Emitter, c_type};
+use super::{Emitter, c_type, shift};
 use crate::loops::{Binary, Compare, Expr, Id, Logic, Unary, for_each_operand};
 
 const fn unary(op: Unary) -> &'static str {
@@ -22,16 +20,6 @@ const fn unary(op: Unary) -> &'static str {
         Unary::Sin => "sin",
         Unary::Cos => "cos",
         Unary::RoundTo(_) => "rounded",
-    }
-}
-
-const fn infix(op: Binary) -> Option<&'static str> {
-    match op {
-        Binary::Add => Some("+"),
-        Binary::Sub => Some("-"),
-        Binary::Mul => Some("*"),
-        Binary::Div => Some("/"),
-        Binary::Pow | Binary::Min | Binary::Max => None,
     }
 }
 
@@ -91,16 +79,14 @@ impl Emitter<'_> {
             Expr::Unary(Unary::Neg, a) => format!("-{}", name(a)),
             Expr::Unary(Unary::RoundTo(dtype), a) => format!("rounded<{}>({})", c_type(dtype), name(a)),
             Expr::Unary(op, a) => format!("{}({})", unary(op), name(a)),
-            Expr::Binary(op, a, b) => match infix(op) {
-                Some(sign) => format!("{} {sign} {}", name(a), name(b)),
-                None => {
-                    let function = match op {
-                        Binary::Min => "min",
-                        Binary::Max => "max",
-                        _ => "pow",
-                    };
-                    format!("{function}({}, {})", name(a), name(b))
-                }
+            Expr::Binary(op, a, b) => match op {
+                Binary::Add => format!("{} + {}", name(a), name(b)),
+                Binary::Sub => format!("{} - {}", name(a), name(b)),
+                Binary::Mul => format!("{} * {}", name(a), name(b)),
+                Binary::Div => format!("{} / {}", name(a), name(b)),
+                Binary::Pow => format!("pow({}, {})", name(a), name(b)),
+                Binary::Min => format!("min({}, {})", name(a), name(b)),
+                Binary::Max => format!("max({}, {})", name(a), name(b)),
             },
             Expr::Compare(op, a, b) => format!("{} {} {}", name(a), comparison(op), name(b)),
             Expr::Logic(op, a, b) => {
@@ -130,14 +116,12 @@ impl Emitter<'_> {
                 Expr::Const(_) | Expr::Reduce(_) => continue,
                 Expr::Load(load) => {
                     let access = &self.program.loads[load];
-                    format!("load_one<E>({} + {})", self.base(access, false), access.offset)
+                    format!("load_as<E>({}{})", self.base(access, false), shift(access.offset))
                 }
                 _ => self.operation(id),
             };
             let kind = if self.program.arena.is_mask(id) { "bool" } else { "E" };
-            let mut line = String::new();
-            let _ = write!(line, "const {kind} s{} = {value};", id.0);
-            self.text.line(&line);
+            self.text.line(&format!("const {kind} s{} = {value};", id.0));
         }
     }
 
@@ -147,7 +131,7 @@ impl Emitter<'_> {
             for segment in 0..self.program.segments.len() {
                 open.extend(self.schedule.roots(self.program, pass, segment));
                 for id in self.schedule.body(self.program, pass, segment) {
-                    if !self.schedule.reads_buffer(id, pass) {
+                    if !self.schedule.reads_buffer(id, pass, segment) {
                         for_each_operand(self.expr(id), |operand| open.push(operand));
                     }
                 }

@@ -1,6 +1,6 @@
 //! One pass over the row: accumulators, the loop over whole vectors, the rest.
 
-use super::Emitter;
+use super::{Emitter, shift};
 use crate::loops::{Expr, Id, Reduction, Store, Unary};
 
 const fn neutral(kind: Reduction) -> &'static str {
@@ -56,22 +56,19 @@ impl Emitter<'_> {
     fn segment(&mut self, pass: usize, segment: usize, unroll: &str) {
         let reduces = self.schedule.passes[pass].reduces.clone();
         let (start, end) = self.program.segments[segment];
-        let (start, end) =
-            if self.schedule.flat { ("begin".to_owned(), "end".to_owned()) } else { (start.to_string(), end.to_string()) };
-        let parameters: String = reduces.iter().map(|reduce| format!(", V& a{reduce}")).collect();
-        let accumulators = |at: &str| -> String { reduces.iter().map(|reduce| format!(", a{reduce}[{at}]")).collect() };
-        let step = format!("step{segment}");
-        self.text.line(&format!("auto {step} = [&](auto whole, int64_t j, int n{parameters}) __attribute__((always_inline)) {{"));
+        let (start, end) = if self.schedule.flat {
+            ("begin".to_owned(), "end".to_owned())
+        } else {
+            (start.to_string(), end.to_string())
+        };
+        let joined = |prefix: &str| {
+            reduces.iter().fold(String::new(), |text, reduce| text + prefix + &reduce.to_string())
+        };
+        let (parameters, accumulators) = (joined(", V& a"), joined(", a"));
+        self.text.line(&format!("auto step{segment} = [&](auto whole, int64_t j, int n{parameters}) __attribute__((always_inline)) {{"));
         self.body(pass, segment);
         self.text.line("};");
-        self.text.line(&format!("int64_t j{segment} = {start};"));
-        let j = format!("j{segment}");
-        self.text.line(&format!("for (; j{segment} + {unroll} * N <= {end}; {j} += {unroll} * N) {{"));
-        self.text.line("#pragma GCC unroll 16");
-        self.text.line(&format!("for (int u = 0; u < {unroll}; ++u) {step}(Whole{{}}, {j} + u * N, N{});", accumulators("u")));
-        self.text.line("}");
-        self.text.line(&format!("for (; {j} + N <= {end}; {j} += N) {step}(Whole{{}}, {j}, N{});", accumulators("0")));
-        self.text.line(&format!("if ({j} < {end}) {step}(Tail{{}}, {j}, int({end} - {j}){});", accumulators("0")));
+        self.text.line(&format!("sweep<{unroll}>({start}, {end}, step{segment}{accumulators});"));
     }
 
     /// What happens at one vector of the row.
@@ -81,15 +78,15 @@ impl Emitter<'_> {
             self.prefetches(segment);
         }
         for id in self.schedule.body(self.program, pass, segment) {
-            let value = if self.schedule.reads_buffer(id, pass) {
-                format!("get<V>(whole, kept{} + j, n)", self.schedule.kept[&id])
+            let value = if self.schedule.reads_buffer(id, pass, segment) {
+                format!("get(whole, kept{} + j, n)", self.schedule.kept[segment][&id])
             } else if let Expr::Load(load) = self.expr(id) {
                 self.load(load)
             } else {
                 self.operation(id)
             };
             self.text.line(&format!("const auto v{} = {value};", id.0));
-            if let Some(buffer) = self.schedule.kept.get(&id)
+            if let Some(buffer) = self.schedule.kept[segment].get(&id)
                 && self.schedule.stages[id.index()] == pass
             {
                 self.text.line(&format!("put<false>(whole, kept{buffer} + j, v{}, n);", id.0));
@@ -98,7 +95,7 @@ impl Emitter<'_> {
         for reduce in self.schedule.passes[pass].reduces.clone() {
             let kind = self.program.reduces[reduce].kind;
             let value = self.lanes(self.program.reduces[reduce].bodies[segment]);
-            let only = format!("only(whole, {value}, splat({}), n)", neutral(kind));
+            let only = format!("only(whole, {value}, {}, n)", neutral(kind));
             self.text.line(&format!("a{reduce} = {};", combine(kind, &format!("a{reduce}"), &only)));
         }
         for store in self.schedule.passes[pass].stores.clone() {
@@ -109,9 +106,9 @@ impl Emitter<'_> {
     fn load(&self, load: usize) -> String {
         let access = &self.program.loads[load];
         let base = self.base(access, false);
-        let offset = if access.offset == 0 { String::new() } else { format!(" + {}", access.offset) };
+        let offset = shift(access.offset);
         match access.strides.last().copied().unwrap_or(0) {
-            1 => format!("get<V>(whole, {base}{offset} + j, n)"),
+            1 => format!("get(whole, {base}{offset} + j, n)"),
             stride => format!("gather<V>({base}{offset} + j * {stride}, {stride}, n)"),
         }
     }
@@ -126,7 +123,7 @@ impl Emitter<'_> {
             _ => id,
         };
         let value = self.stored(id);
-        let offset = if access.offset == 0 { String::new() } else { format!(" + {}", access.offset) };
+        let offset = shift(access.offset);
         let nt = if self.streamable(access) { "NT" } else { "false" };
         let line = format!("put<{nt}>(whole, {}{offset} + j, {value}, n);", self.base(access, true));
         self.text.line(&line);
@@ -134,7 +131,11 @@ impl Emitter<'_> {
 
     fn stored(&self, id: Id) -> String {
         let value = self.lanes(id);
-        if self.program.arena.is_mask(id) { format!("select({value}, splat(E(1)), splat(E(0)))") } else { value }
+        if self.program.arena.is_mask(id) {
+            format!("select({value}, splat(E(1)), splat(E(0)))")
+        } else {
+            value
+        }
     }
 
     /// Asks for what is read next, while this pass mostly writes.
@@ -147,7 +148,11 @@ impl Emitter<'_> {
                 (true, false) => access.strides[access.strides.len() - 2],
                 _ => 1,
             };
-            let line = format!("if (AHEAD) prefetch({} + {} + j + AHEAD * {step});", self.base(access, false), access.offset);
+            let line = format!(
+                "if (AHEAD) prefetch({}{} + j + AHEAD * {step});",
+                self.base(access, false),
+                shift(access.offset)
+            );
             if step != 0 && !done.contains(&line) {
                 self.text.line(&line);
                 done.push(line);

@@ -66,15 +66,22 @@ impl<'l, 'r> Call<'l, 'r> {
         Ok(self.lower.as_truth(id))
     }
 
-    /// A number that f32 holds exactly, so that comparing is right.
+    /// An operand of a comparison. What f32 cannot hold exactly is refused, and a number is rounded to
+    /// the type of the tensor that it is compared with, as PyTorch does.
     pub(crate) fn comparable(&mut self, position: usize) -> Result<Id, Stop> {
-        if let Some(Arg::Ref(operand)) = self.node.args.get(position) {
-            let dtype = self.lower.meta(*operand, &self.node.op)?.dtype;
-            if matches!(dtype, Dtype::I64 | Dtype::I32) {
-                return Err(self.unsupported("compares wide integers"));
-            }
+        let dtype = |position: usize| match self.node.args.get(position) {
+            Some(Arg::Ref(operand)) => Some(self.lower.meta(*operand, &self.node.op).map(|meta| meta.dtype)),
+            _ => None,
+        };
+        let (mine, other) = (dtype(position).transpose()?, dtype(1 - position).transpose()?);
+        if matches!(mine, Some(Dtype::I64 | Dtype::I32)) {
+            return Err(self.unsupported("compares wide integers"));
         }
-        self.number(position)
+        let id = self.number(position)?;
+        Ok(match (mine, other) {
+            (None, Some(narrow @ (Dtype::Bf16 | Dtype::F16))) => self.unary(Unary::RoundTo(narrow), id),
+            _ => id,
+        })
     }
 
     /// A number that must stand in the graph itself.
@@ -132,7 +139,7 @@ impl<'l, 'r> Call<'l, 'r> {
     }
 
     pub(crate) fn scaled(&mut self, x: Id, factor: f64) -> Id {
-        if factor == 1.0 {
+        if factor - 1.0 == 0.0 {
             return x;
         }
         let factor = self.constant(factor);

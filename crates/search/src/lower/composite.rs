@@ -4,7 +4,7 @@ use autokernel_core::graph::{Arg, TensorMeta};
 use autokernel_core::region::{Operand, Region, RegionNode};
 
 use super::views::{argument, int, ints, source};
-use super::{Lower, Stop, Unsupported, along_row, dimension};
+use super::{Lower, Stop, Unsupported, along_row, check_numbers, dimension};
 use crate::affine::Affine;
 use crate::loops::{Binary, Compare, Expr, Id, Reduction, Unary};
 
@@ -15,7 +15,8 @@ pub(super) fn reduced_dims(region: &Region, node: &RegionNode) -> Result<(Operan
         Operand::Input(input) => Some(&region.inputs[input].meta),
         Operand::Node(number) => region.nodes[number].value.tensor(),
     };
-    let rank = meta.ok_or_else(|| Unsupported::new(&node.op, "reads something that is no tensor"))?.shape.len();
+    let rank =
+        meta.ok_or_else(|| Unsupported::new(&node.op, "reads something that is no tensor"))?.shape.len();
     let name = node.op.split('.').nth(1).unwrap_or(&node.op);
     let unwrap = |result: Result<Vec<usize>, Stop>| {
         result.map_err(|stop| match stop {
@@ -24,7 +25,9 @@ pub(super) fn reduced_dims(region: &Region, node: &RegionNode) -> Result<(Operan
         })
     };
     let dims = match name {
-        "_softmax" | "_log_softmax" => unwrap(int(node, 1, "dim", -1).and_then(|dim| Ok(vec![dimension(dim, rank, &node.op)?])))?,
+        "_softmax" | "_log_softmax" => {
+            unwrap(int(node, 1, "dim", -1).and_then(|dim| Ok(vec![dimension(dim, rank, &node.op)?])))?
+        }
         "native_layer_norm" => {
             let count = match argument(node, 1, "normalized_shape") {
                 Some(Arg::List(sizes)) => sizes.len(),
@@ -37,7 +40,9 @@ pub(super) fn reduced_dims(region: &Region, node: &RegionNode) -> Result<(Operan
             let whole = node.op.ends_with(".default") && matches!(name, "sum" | "mean");
             let listed = if whole { Ok(None) } else { ints(node, position, "dim") };
             unwrap(listed.and_then(|dims| match dims {
-                Some(dims) if !dims.is_empty() => dims.into_iter().map(|dim| dimension(dim, rank, &node.op)).collect(),
+                Some(dims) if !dims.is_empty() => {
+                    dims.into_iter().map(|dim| dimension(dim, rank, &node.op)).collect()
+                }
                 _ => Ok((0..rank).collect()),
             }))?
         }
@@ -98,7 +103,7 @@ impl<'r> Lower<'r> {
     }
 
     pub(super) fn reduction(&mut self, node: &RegionNode, index: &[Affine]) -> Result<Id, Stop> {
-        self.check_numbers(node)?;
+        check_numbers(node)?;
         let name = node.op.split('.').nth(1).unwrap_or(&node.op);
         let row = self.row(node, self.with_reduced(node, index)?)?;
         match name {
@@ -138,10 +143,11 @@ impl<'r> Lower<'r> {
             Some(_) => return Err(Unsupported::new(&node.op, "has an unknown order").into()),
         };
         let absolute = &mut |lower: &mut Self, x| lower.unary(Unary::Abs, x);
-        if order == 2.0 {
-            let squares = self.reduce_row(node, row, Reduction::Sum, &mut |lower, x| lower.binary(Binary::Mul, x, x))?;
+        if order - 2.0 == 0.0 {
+            let squares =
+                self.reduce_row(node, row, Reduction::Sum, &mut |lower, x| lower.binary(Binary::Mul, x, x))?;
             Ok(self.unary(Unary::Sqrt, squares))
-        } else if order == 1.0 {
+        } else if order - 1.0 == 0.0 {
             self.reduce_row(node, row, Reduction::Sum, absolute)
         } else if order == f64::INFINITY {
             self.reduce_row(node, row, Reduction::Max, absolute)
@@ -156,7 +162,8 @@ impl<'r> Lower<'r> {
         let mut largest = self.reduce_row(node, row, Reduction::Max, &mut |_, x| x)?;
         if finite {
             let (size, infinity) = (self.unary(Unary::Abs, largest), self.constant(f64::INFINITY));
-            let (infinite, zero) = (self.arena.add(Expr::Compare(Compare::Eq, size, infinity), false), self.constant(0.0));
+            let (infinite, zero) =
+                (self.arena.add(Expr::Compare(Compare::Eq, size, infinity), false), self.constant(0.0));
             largest = self.arena.add(Expr::Select(infinite, zero, largest), false);
         }
         let sum = self.reduce_row(node, row, Reduction::Sum, &mut |lower, x| {
@@ -172,7 +179,12 @@ impl<'r> Lower<'r> {
         Ok(self.binary(Binary::Add, log, largest))
     }
 
-    pub(super) fn composite(&mut self, node: &RegionNode, result: usize, index: &[Affine]) -> Result<Id, Stop> {
+    pub(super) fn composite(
+        &mut self,
+        node: &RegionNode,
+        result: usize,
+        index: &[Affine],
+    ) -> Result<Id, Stop> {
         let name = node.op.split('.').nth(1).unwrap_or(&node.op);
         match name {
             "_softmax" | "_log_softmax" => {
@@ -195,6 +207,44 @@ impl<'r> Lower<'r> {
             "native_layer_norm" => self.layer_norm(node, result, index),
             _ => Err(Unsupported::new(&node.op, "has no meaning in the operator table").into()),
         }
+    }
+
+    /// `(x - mean) / sqrt(variance + eps) * weight + bias` with statistics that are given for each channel.
+    pub(super) fn channelwise(
+        &mut self,
+        node: &RegionNode,
+        result: usize,
+        index: &[Affine],
+    ) -> Result<Id, Stop> {
+        if result != 0 {
+            return Err(Unsupported::new(&node.op, "is asked for statistics").into());
+        }
+        let channel = index.get(1..2).ok_or_else(|| Unsupported::new(&node.op, "has no channels"))?;
+        let mut values = vec![];
+        for position in 1..5 {
+            values.push(match node.args.get(position) {
+                Some(Arg::Ref(operand)) => Some(self.number(*operand, channel)?),
+                _ => None,
+            });
+        }
+        let (Some(Arg::Float(eps)), [weight, bias, Some(mean), Some(variance)]) =
+            (node.args.get(6), values.as_slice())
+        else {
+            return Err(Unsupported::new(&node.op, "has unknown arguments").into());
+        };
+        let eps = self.constant(*eps);
+        let raised = self.binary(Binary::Add, *variance, eps);
+        let mut scale = self.unary(Unary::Rsqrt, raised);
+        if let Some(weight) = weight {
+            scale = self.binary(Binary::Mul, scale, *weight);
+        }
+        let x = self.number(source(node)?, index)?;
+        let centred = self.binary(Binary::Sub, x, *mean);
+        let scaled = self.binary(Binary::Mul, centred, scale);
+        Ok(match bias {
+            Some(bias) => self.binary(Binary::Add, scaled, *bias),
+            None => scaled,
+        })
     }
 
     /// Normalised rows, scaled and shifted; results one and two are the mean and `1 / sqrt(variance + eps)`.

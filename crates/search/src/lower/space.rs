@@ -29,7 +29,8 @@ pub(super) struct Space {
 impl Space {
     /// The space of a region: what its first reduction runs over, or else its first output.
     pub(super) fn of(region: &Region) -> Result<Self, Unsupported> {
-        let output = *region.output_metas().first().ok_or_else(|| Unsupported::new("region", "has no output"))?;
+        let output =
+            *region.output_metas().first().ok_or_else(|| Unsupported::new("region", "has no output"))?;
         let mut anchor = None;
         for node in &region.nodes {
             if matches!(op::class(&node.op), Some(Class::Reduction | Class::Composite)) {
@@ -38,7 +39,8 @@ impl Space {
                     Operand::Input(input) => Some(&region.inputs[input].meta),
                     Operand::Node(node) => region.nodes[node].value.tensor(),
                 };
-                let meta = meta.ok_or_else(|| Unsupported::new(&node.op, "reads something that is no tensor"))?;
+                let meta =
+                    meta.ok_or_else(|| Unsupported::new(&node.op, "reads something that is no tensor"))?;
                 anchor = Some((meta, dims));
                 break;
             }
@@ -66,7 +68,11 @@ impl Space {
         }
         let mut dims: Vec<Dim> = order
             .iter()
-            .map(|dim| Dim { size: shape.shape[*dim], weight: weights[*dim], group_weight: group_weights[*dim] })
+            .map(|dim| Dim {
+                size: shape.shape[*dim],
+                weight: weights[*dim],
+                group_weight: group_weights[*dim],
+            })
             .collect();
         let mut row_dims = order.iter().filter(|dim| is_reduced(**dim)).count();
         if reduced.is_none() && !dims.is_empty() {
@@ -138,8 +144,11 @@ impl Space {
         }
         let old = self.dims[dim].clone();
         let scale = inner as i64;
-        self.dims[dim] =
-            Dim { size: old.size / inner, weight: old.weight * scale, group_weight: old.group_weight * scale };
+        self.dims[dim] = Dim {
+            size: old.size / inner,
+            weight: old.weight * scale,
+            group_weight: old.group_weight * scale,
+        };
         self.dims.insert(dim + 1, Dim { size: inner, ..old });
         if in_row && self.reduces {
             self.row_dims += 1;

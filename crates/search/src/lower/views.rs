@@ -9,7 +9,9 @@ use crate::loops::Id;
 
 /// A positional or keyword argument.
 pub(super) fn argument<'n>(node: &'n RegionNode, position: usize, keyword: &str) -> Option<&'n Arg<Operand>> {
-    node.args.get(position).or_else(|| node.kwargs.iter().find(|(key, _)| key == keyword).map(|(_, value)| value))
+    node.args
+        .get(position)
+        .or_else(|| node.kwargs.iter().find(|(key, _)| key == keyword).map(|(_, value)| value))
 }
 
 pub(super) fn int(node: &RegionNode, position: usize, keyword: &str, default: i64) -> Result<i64, Stop> {
@@ -95,7 +97,8 @@ impl Lower<'_> {
             }
             // Everything else keeps the row-major order.
             _ => {
-                let outer = node.value.tensor().ok_or_else(|| Unsupported::new(op, "returns no single tensor"))?;
+                let outer =
+                    node.value.tensor().ok_or_else(|| Unsupported::new(op, "returns no single tensor"))?;
                 self.reshape(&position(self, index, outer), inner, op)?
             }
         })
@@ -105,7 +108,9 @@ impl Lower<'_> {
     pub(super) fn broadcast(&self, inner: &TensorMeta, index: &[Affine]) -> Vec<Affine> {
         let skipped = index.len().saturating_sub(inner.shape.len());
         let parts = index[skipped..].iter().zip(&inner.shape);
-        parts.map(|(part, size)| if *size == 1 { Affine::constant(self.rank(), 0) } else { part.clone() }).collect()
+        parts
+            .map(|(part, size)| if *size == 1 { Affine::constant(self.rank(), 0) } else { part.clone() })
+            .collect()
     }
 
     pub(super) fn split(&mut self, node: &RegionNode, result: usize, index: &[Affine]) -> Result<Id, Stop> {
@@ -154,7 +159,8 @@ impl Lower<'_> {
             if low < end {
                 // The pieces meet inside this segment: cut the row where they do.
                 let last = self.rank() - 1;
-                let row_only = along.coefficients[..last].iter().all(|c| *c == 0) && along.coefficients[last] == 1;
+                let row_only =
+                    along.coefficients[..last].iter().all(|c| *c == 0) && along.coefficients[last] == 1;
                 if !row_only {
                     return Err(Unsupported::new(op, "joins along an outer dimension").into());
                 }

@@ -3,7 +3,9 @@
 use object::LittleEndian as LE;
 use object::elf;
 use object::pod;
-use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, Sym as _};
+use object::read::elf::{
+    Dyn as _, FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, Sym as _,
+};
 
 use super::{AdmissionError, imports};
 
@@ -46,7 +48,8 @@ struct Range {
 
 impl Range {
     fn new(start: u64, bytes: u64) -> Result<Self, AdmissionError> {
-        let end = start.checked_add(bytes).ok_or(AdmissionError::Malformed("an address range wraps around"))?;
+        let end =
+            start.checked_add(bytes).ok_or(AdmissionError::Malformed("an address range wraps around"))?;
         Ok(Self { start, end })
     }
 
@@ -85,7 +88,8 @@ impl<'a> Artefact<'a> {
         if header.e_machine(LE) != MACHINE {
             return Err(AdmissionError::OtherMachine);
         }
-        let segments = header.program_headers(LE, bytes).map_err(|_| AdmissionError::Malformed("program headers"))?;
+        let segments =
+            header.program_headers(LE, bytes).map_err(|_| AdmissionError::Malformed("program headers"))?;
         Ok(Self { bytes, header, segments })
     }
 
@@ -103,8 +107,9 @@ impl<'a> Artefact<'a> {
     fn dynamic(&self) -> Result<Tables, AdmissionError> {
         let mut found = None;
         for segment in self.segments {
-            if let Some(entries) =
-                segment.dynamic(LE, self.bytes).map_err(|_| AdmissionError::Malformed("the dynamic section"))?
+            if let Some(entries) = segment
+                .dynamic(LE, self.bytes)
+                .map_err(|_| AdmissionError::Malformed("the dynamic section"))?
                 && found.replace(entries).is_some()
             {
                 return Err(AdmissionError::Malformed("two dynamic sections"));
@@ -131,18 +136,26 @@ impl<'a> Artefact<'a> {
     fn symbols(&self, tables: &Tables) -> Result<&'a [Symbol], AdmissionError> {
         // The dynamic section does not say how many symbols there are; the section header does, if it
         // speaks of the same table.
-        let sections =
-            self.header.section_headers(LE, self.bytes).map_err(|_| AdmissionError::Malformed("section headers"))?;
+        let sections = self
+            .header
+            .section_headers(LE, self.bytes)
+            .map_err(|_| AdmissionError::Malformed("section headers"))?;
         let section = sections
             .iter()
             .find(|section| section.sh_type(LE) == elf::SHT_DYNSYM)
             .filter(|section| section.sh_addr(LE) == tables.symbols)
             .ok_or(AdmissionError::Malformed("no table of dynamic symbols"))?;
         let bytes = self.at(tables.symbols, section.sh_size(LE))?;
-        pod::slice_from_all_bytes(bytes).map_err(|()| AdmissionError::Malformed("the table of dynamic symbols"))
+        pod::slice_from_all_bytes(bytes)
+            .map_err(|()| AdmissionError::Malformed("the table of dynamic symbols"))
     }
 
-    fn check_symbols(&self, symbols: &[Symbol], strings: &[u8], entries: &[&str]) -> Result<(), AdmissionError> {
+    fn check_symbols(
+        &self,
+        symbols: &[Symbol],
+        strings: &[u8],
+        entries: &[&str],
+    ) -> Result<(), AdmissionError> {
         let mut missing: Vec<&str> = entries.to_vec();
         for symbol in symbols.iter().skip(1) {
             let name = text(strings, symbol.st_name(LE))?;
@@ -173,10 +186,17 @@ impl<'a> Artefact<'a> {
         for segment in self.segments {
             let flags = segment.p_flags(LE);
             match segment.p_type(LE) {
-                elf::PT_LOAD | elf::PT_DYNAMIC | elf::PT_NOTE | elf::PT_GNU_EH_FRAME | elf::PT_GNU_PROPERTY
-                | elf::PT_PHDR | elf::PT_NULL => {}
+                elf::PT_LOAD
+                | elf::PT_DYNAMIC
+                | elf::PT_NOTE
+                | elf::PT_GNU_EH_FRAME
+                | elf::PT_GNU_PROPERTY
+                | elf::PT_PHDR
+                | elf::PT_NULL => {}
                 elf::PT_TLS => return Err(AdmissionError::ThreadLocal),
-                elf::PT_GNU_STACK if flags.contains(elf::PF_X) => return Err(AdmissionError::ExecutableStack),
+                elf::PT_GNU_STACK if flags.contains(elf::PF_X) => {
+                    return Err(AdmissionError::ExecutableStack);
+                }
                 elf::PT_GNU_STACK => stack = true,
                 elf::PT_GNU_RELRO => read_only = Range::new(segment.p_vaddr(LE), segment.p_memsz(LE))?,
                 other => return Err(AdmissionError::Segment(other.0)),
@@ -203,9 +223,15 @@ impl<'a> Artefact<'a> {
         Ok(read_only)
     }
 
-    fn check_relocations(&self, tables: &Tables, symbols: usize, read_only: Range) -> Result<(), AdmissionError> {
+    fn check_relocations(
+        &self,
+        tables: &Tables,
+        symbols: usize,
+        read_only: Range,
+    ) -> Result<(), AdmissionError> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type(LE) == elf::PT_DYNAMIC);
-        let dynamic = dynamic.map(|segment| Range::new(segment.p_vaddr(LE), segment.p_memsz(LE))).transpose()?;
+        let dynamic =
+            dynamic.map(|segment| Range::new(segment.p_vaddr(LE), segment.p_memsz(LE))).transpose()?;
         for (address, bytes) in [tables.relocations, tables.slots] {
             let list: &[Relocation] = pod::slice_from_all_bytes(self.at(address, bytes)?)
                 .map_err(|()| AdmissionError::Malformed("relocations"))?;
@@ -267,11 +293,20 @@ fn harmless(tag: elf::DynamicTag, value: u64) -> Result<(), AdmissionError> {
         elf::DT_FLAGS if value & DF_TEXTREL != 0 => Err(AdmissionError::TextRelocation),
         elf::DT_FLAGS if value & !HARMLESS_FLAGS == 0 => Ok(()),
         elf::DT_FLAGS_1 if value & !DF_1_NOW == 0 => Ok(()),
-        elf::DT_HASH | elf::DT_GNU_HASH | elf::DT_SYMENT | elf::DT_RELAENT | elf::DT_RELACOUNT | elf::DT_PLTREL
-        | elf::DT_PLTGOT | elf::DT_BIND_NOW | elf::DT_SYMBOLIC => Ok(()),
+        elf::DT_HASH
+        | elf::DT_GNU_HASH
+        | elf::DT_SYMENT
+        | elf::DT_RELAENT
+        | elf::DT_RELACOUNT
+        | elf::DT_PLTREL
+        | elf::DT_PLTGOT
+        | elf::DT_BIND_NOW
+        | elf::DT_SYMBOLIC => Ok(()),
         elf::DT_RPATH => Err(AdmissionError::Dynamic("a search path (DT_RPATH)".to_owned())),
         elf::DT_RUNPATH => Err(AdmissionError::Dynamic("a search path (DT_RUNPATH)".to_owned())),
-        elf::DT_AUDIT | elf::DT_DEPAUDIT => Err(AdmissionError::Dynamic("an audit library (DT_AUDIT)".to_owned())),
+        elf::DT_AUDIT | elf::DT_DEPAUDIT => {
+            Err(AdmissionError::Dynamic("an audit library (DT_AUDIT)".to_owned()))
+        }
         elf::DT_FILTER | elf::DT_AUXILIARY => Err(AdmissionError::Dynamic("a filter library".to_owned())),
         other => Err(AdmissionError::Dynamic(format!("entry {:#x} = {value:#x}", other.0))),
     }
@@ -279,7 +314,9 @@ fn harmless(tag: elf::DynamicTag, value: u64) -> Result<(), AdmissionError> {
 
 /// A name of the string table; what is not UTF-8 is shown with replacement characters.
 fn text(strings: &[u8], offset: u32) -> Result<String, AdmissionError> {
-    let rest = strings.get(offset as usize..).ok_or(AdmissionError::Malformed("a name lies outside its table"))?;
-    let end = rest.iter().position(|byte| *byte == 0).ok_or(AdmissionError::Malformed("a name does not end"))?;
+    let rest =
+        strings.get(offset as usize..).ok_or(AdmissionError::Malformed("a name lies outside its table"))?;
+    let end =
+        rest.iter().position(|byte| *byte == 0).ok_or(AdmissionError::Malformed("a name does not end"))?;
     Ok(String::from_utf8_lossy(&rest[..end]).into_owned())
 }

@@ -20,12 +20,12 @@ pub fn bridge_files() -> &'static [(&'static str, &'static str)] {
 /// It is written once and named after its contents, so that several versions of the program can
 /// share a cache. Where the cache can't be written it is a private folder of this process.
 pub fn bridge_dir() -> io::Result<PathBuf> {
+    static PRIVATE: OnceLock<TempDir> = OnceLock::new();
     if let Some(cache) = user_folder("XDG_CACHE_HOME", ".cache")
         && let Ok(dir) = place(&cache.join("autokernel"), FILES)
     {
         return Ok(dir);
     }
-    static PRIVATE: OnceLock<TempDir> = OnceLock::new();
     if let Some(dir) = PRIVATE.get() {
         return place(dir.path(), FILES);
     }
@@ -79,11 +79,8 @@ fn repair(package: &Path, files: &[(&str, &str)]) -> io::Result<()> {
         if ours || name.as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        if entry.file_type()?.is_dir() {
-            fs::remove_dir_all(entry.path())?
-        } else {
-            fs::remove_file(entry.path())?
-        }
+        let folder = entry.file_type()?.is_dir();
+        if folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }?;
     }
     Ok(())
 }

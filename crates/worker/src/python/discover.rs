@@ -277,6 +277,14 @@ impl Facts {
     pub(super) fn python(&self) -> (u32, u32) {
         version(&self.python)
     }
+
+    /// What a shim (pyenv's, a shell script) stands for; starting that saves the detour.
+    pub(super) fn program(&self, asked: &Path) -> PathBuf {
+        self.executable
+            .clone()
+            .filter(|p| p.is_absolute() && is_program(p))
+            .unwrap_or_else(|| asked.to_owned())
+    }
 }
 
 /// Runs the probe in an interpreter.
@@ -327,6 +335,7 @@ fn interpret(path: &Path, facts: Facts, source: Source) -> Result<Interpreter, P
     if facts.python() < OLDEST_PYTHON {
         return Err(PythonError::PythonTooOld { interpreter, python: facts.python });
     }
+    let program = facts.program(path);
     let Some(torch) = facts.torch else {
         return Err(PythonError::NoTorch { interpreters: vec![interpreter] });
     };
@@ -339,10 +348,8 @@ fn interpret(path: &Path, facts: Facts, source: Source) -> Result<Interpreter, P
     let (Some(gomp), Some(torch_lib)) = (facts.openmp, facts.torch_lib) else {
         return Err(PythonError::NoOpenMp { interpreter });
     };
-    // A shim (pyenv, a shell script) says here what it stands for; starting that saves the detour.
-    let real = facts.executable.filter(|p| p.is_absolute() && is_program(p));
     Ok(Interpreter {
-        path: real.unwrap_or(interpreter),
+        path: program,
         source,
         python: facts.python,
         prefix: facts.prefix,

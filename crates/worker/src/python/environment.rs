@@ -150,7 +150,7 @@ fn base_interpreter(given: Option<&Path>) -> Result<PathBuf, PythonError> {
     let mut failure = None;
     for path in &candidates {
         match ask(path, false, Duration::from_mins(1)) {
-            Ok(facts) if facts.python() >= OLDEST_BASE => return Ok(path.clone()),
+            Ok(facts) if facts.python() >= OLDEST_BASE => return Ok(facts.program(path)),
             Ok(facts) => {
                 let (major, minor) = facts.python();
                 let output = format!(

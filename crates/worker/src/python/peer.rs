@@ -27,6 +27,9 @@ const FREEZE: Duration = Duration::from_secs(10);
 /// How long a process that hung up may take to be gone.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// What a limit beyond the clock's range amounts to.
+const FOREVER: Duration = Duration::from_hours(24 * 365);
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -255,7 +258,7 @@ impl Peer {
         self.buffer.clear();
         self.buffer.reserve(64 << 10);
         let start = Instant::now();
-        let deadline = start + timeout;
+        let deadline = start.checked_add(timeout).unwrap_or(start + FOREVER);
         let received = self.send(&line, descriptor, deadline).and_then(|()| self.receive(deadline));
         let wall = start.elapsed();
         let reply = received.and_then(|()| self.decode(id));

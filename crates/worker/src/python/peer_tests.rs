@@ -123,7 +123,7 @@ fn replies_and_errors() {
     let (_, wall) = peer.request_timed("sleep", json!({"seconds": 0.05}), LIMIT).unwrap();
     assert!(wall >= Duration::from_millis(50) && wall < Duration::from_secs(5), "{wall:?}");
     assert!(matches!(peer.request("echo", json!([]), LIMIT), Err(PeerError::Request { .. })));
-    assert!(peer.request("echo", json!({}), LIMIT).is_ok(), "alive after all of these");
+    assert!(peer.request("echo", json!({}), Duration::MAX).is_ok(), "alive after all of these");
 }
 
 #[test]
@@ -204,9 +204,9 @@ fn drop_and_kill_take_the_group() {
         let grandchild = peer.request("child", json!({}), LIMIT).unwrap()["pid"].as_i64().unwrap() as i32;
         let pid = peer.pid();
         if by_kill {
-            peer.kill()
+            peer.kill();
         } else {
-            drop(peer)
+            drop(peer);
         }
         assert!(stat(&pid.to_string()).is_none(), "reaped");
         assert!(gone(grandchild));

@@ -4,8 +4,6 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,38 +14,12 @@ use rustix::process::{
 };
 
 use super::peer::Exit;
+use crate::child;
 
 /// How long a killed process may take to vanish; longer means that it hangs in the kernel.
 const REAP: Duration = Duration::from_secs(10);
 
-/// Starts `command` from a thread that lives as long as the program.
-///
-/// Linux sends the parent-death signal when the *thread* that started a child ends. A child
-/// started from a short-lived thread would die with that thread.
-pub(crate) fn spawn_kept(command: Command) -> io::Result<Child> {
-    type Job = (Command, SyncSender<io::Result<Child>>);
-    static KEEPER: OnceLock<Mutex<SyncSender<Job>>> = OnceLock::new();
-    let keeper = if let Some(keeper) = KEEPER.get() {
-        keeper
-    } else {
-        let (sender, jobs) = sync_channel::<Job>(0);
-        thread::Builder::new().name("ak-spawn".into()).spawn(move || {
-            for (mut command, reply) in jobs {
-                let child = command.spawn();
-                // The command holds our copies of the child's streams; end of file needs them closed.
-                drop(command);
-                drop(reply.send(child));
-            }
-        })?;
-        KEEPER.get_or_init(|| Mutex::new(sender))
-    };
-    let (reply, child) = sync_channel(1);
-    let sender = keeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    sender.send((command, reply)).map_err(io::Error::other)?;
-    child.recv().map_err(io::Error::other)?
-}
-
-/// Has the kernel kill the child when this program dies.
+/// Has the kernel kill the child when this program dies; start it with [`child::spawn`].
 pub(crate) fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {
@@ -271,7 +243,7 @@ pub(super) fn run(
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     die_with_parent(&mut command);
     let deadline = Instant::now() + limit;
-    let mut child = spawn_kept(command)?;
+    let mut child = child::spawn(command)?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let mut process = Process::own(child)?;
     let (Some(mut out), Some(mut err)) = (out, err) else { return Err(io::ErrorKind::BrokenPipe.into()) };

@@ -15,7 +15,8 @@ use super::bridge::bridge_dir;
 use super::discover::Interpreter;
 use super::output::Output;
 use super::peer::{Peer, PeerError, io_error, socket_pair};
-use super::process::{Process, die_with_parent, spawn_kept};
+use super::process::{Process, die_with_parent};
+use crate::child;
 use crate::sandbox::{Confinement, SandboxError, launch_command};
 
 /// The name of the variable that carries the number of the socket.
@@ -79,7 +80,7 @@ pub(super) fn start(mut command: Command, ours: OwnedFd, theirs: &OwnedFd) -> Re
     command.stdin(Stdio::null()).stdout(writer).stderr(copy).process_group(0);
     die_with_parent(&mut command);
     hand_over(&mut command, theirs.as_raw_fd()).map_err(io_error("descriptors"))?;
-    let child = spawn_kept(command).map_err(io_error("start of Python"))?;
+    let child = child::spawn(command).map_err(io_error("start of Python"))?;
     let process = Process::own(child).map_err(io_error("pidfd"))?;
     let output = Output::drain(reader).map_err(io_error("output thread"))?;
     Peer::new(process, ours, output)

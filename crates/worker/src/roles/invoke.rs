@@ -62,6 +62,7 @@ mod tests {
         SEEN.with_borrow_mut(|seen| seen.push(0));
     }
 
+    #[expect(clippy::many_single_char_names, reason = "they have no meaning")]
     extern "C" fn nine(a: u64, b: i64, c: u64, d: u64, e: u64, f: u64, g: u64, h: u64, i: *const u8) {
         SEEN.with_borrow_mut(|seen| seen.extend([a, b.cast_unsigned(), c, d, e, f, g, h, i as u64]));
     }

@@ -25,7 +25,11 @@ struct Map {
 impl Map {
     fn new(file: &OwnedFd, layout: Layout, writable: bool) -> Result<Self, String> {
         let size = usize::try_from(layout.size).map_err(|e| e.to_string())?;
-        if layout.spans.iter().any(|span| span.offset.checked_add(span.bytes).is_none_or(|end| end > layout.size)) {
+        if layout
+            .spans
+            .iter()
+            .any(|span| span.offset.checked_add(span.bytes).is_none_or(|end| end > layout.size))
+        {
             return Err("a buffer leaves its arena".to_owned());
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -113,7 +117,15 @@ impl Kernel {
         }
         // Closing would unmap code that the entries point to.
         std::mem::forget(library);
-        Ok(Self { plan, entries, inputs, outputs, threads: threads as u64, prepared: HashMap::new(), ready: vec![] })
+        Ok(Self {
+            plan,
+            entries,
+            inputs,
+            outputs,
+            threads: threads as u64,
+            prepared: HashMap::new(),
+            ready: vec![],
+        })
     }
 
     /// Resolves the arguments of these calls and runs their prepare steps.
@@ -127,9 +139,11 @@ impl Kernel {
             }
             let mut ready = ReadyCall::default();
             for (index, scratch) in self.plan.scratch.iter().enumerate() {
-                let buffer = call.scratch.get(index).ok_or_else(|| format!("no buffer for scratch {index}"))?;
+                let buffer =
+                    call.scratch.get(index).ok_or_else(|| format!("no buffer for scratch {index}"))?;
                 let (address, bytes) = self.outputs.buffer(*buffer)?;
-                let needed = scratch.numel.checked_mul(scratch.dtype.size()).filter(|needed| *needed <= bytes);
+                let needed =
+                    scratch.numel.checked_mul(scratch.dtype.size()).filter(|needed| *needed <= bytes);
                 let needed = needed.ok_or_else(|| format!("the buffer of scratch {index} is too small"))?;
                 if scratch.zero {
                     ready.zero.push((address, needed as usize));
@@ -149,7 +163,8 @@ impl Kernel {
         if self.prepared.contains_key(&key) {
             return Ok(());
         }
-        let bytes = planned.numel.checked_mul(planned.dtype.size()).ok_or("a prepared buffer is too large")?;
+        let bytes =
+            planned.numel.checked_mul(planned.dtype.size()).ok_or("a prepared buffer is too large")?;
         let memory = vec![[0; ALIGN / 8]; (bytes as usize).div_ceil(ALIGN) + 1];
         self.prepared.insert(key, Prepared { memory });
         let ready = self.resolve(&planned.launch, call)?;
@@ -175,7 +190,8 @@ impl Kernel {
             PlannedArg::Prepared(i) => {
                 let step = self.plan.prepare.get(*i).ok_or_else(|| format!("no prepare step {i}"))?;
                 let key = (*i, prepare_inputs(&step.inputs, call)?);
-                let prepared = self.prepared.get(&key).ok_or_else(|| format!("prepare step {i} has not run"))?;
+                let prepared =
+                    self.prepared.get(&key).ok_or_else(|| format!("prepare step {i} has not run"))?;
                 let address = prepared.memory.as_ptr() as u64;
                 Ok(address.next_multiple_of(ALIGN as u64))
             }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -28,10 +29,7 @@ type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void
 
 /// Serves the parent until it hangs up.
 pub(super) fn serve(parent: i32, gomp: &str) -> ExitCode {
-    let socket = match take_socket() {
-        Ok(socket) => socket,
-        Err(_) => return ExitCode::from(super::NOT_CONFINED),
-    };
+    let Ok(socket) = take_socket() else { return ExitCode::from(super::NOT_CONFINED) };
     let result = start(parent, gomp).and_then(|(team, confined)| {
         let reply = Reply::Ready { uid: confined.uid, landlock_abi: confined.landlock_abi };
         wire::send(socket.as_fd(), &reply, &[]).map_err(|e| (Failure::Confine, e.to_string()))?;
@@ -65,8 +63,13 @@ fn take_socket() -> Result<OwnedFd, SandboxError> {
 /// Loads what is trusted, confines the process, and proves it in both kinds of thread.
 fn start(parent: i32, gomp: &str) -> Result<(Team, Confined), (Failure, String)> {
     let team = Team::load(gomp).map_err(|e| (Failure::Load, e))?;
-    let confinement =
-        Confinement { cpu_seconds: Some(CPU_SECONDS), file_bytes: Some(0), ..Confinement::new(Domain::Runner) };
+    // The first look at a clock makes system calls that the last filter kills for.
+    cpu_time();
+    let confinement = Confinement {
+        cpu_seconds: Some(CPU_SECONDS),
+        file_bytes: Some(0),
+        ..Confinement::new(Domain::Runner)
+    };
     let confined = sandbox::confine(&confinement, parent).map_err(|e| (Failure::Confine, e.what))?;
     sandbox::self_test(parent).map_err(|e| (Failure::Confine, e))?;
     team.self_test(parent).map_err(|e| (Failure::Confine, e))?;
@@ -103,8 +106,9 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
             (Request::Go, Some((kernel, threads))) => {
                 let before = cpu_time();
                 kernel.run();
+                let live = team.live_threads();
                 let control_ok = team.restore_control(*threads);
-                Reply::Done { cpu_ns: cpu_time() - before, control_ok }
+                Reply::Done { cpu_ns: cpu_time() - before, control_ok, threads: live }
             }
             _ => return Err((Failure::Call, "a request out of order".to_owned())),
         };
@@ -113,7 +117,8 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
 }
 
 fn limit_memory(arenas: u64, threads: usize) -> Result<(), String> {
-    let bytes = arenas.saturating_add(ADDRESS_SPACE).saturating_add(THREAD_SPACE.saturating_mul(threads as u64));
+    let bytes =
+        arenas.saturating_add(ADDRESS_SPACE).saturating_add(THREAD_SPACE.saturating_mul(threads as u64));
     rustix::process::setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: Some(bytes) })
         .map_err(|e| format!("cannot limit memory: {e}"))
 }
@@ -127,6 +132,8 @@ fn cpu_time() -> u64 {
 /// The OpenMP runtime, and the floating-point control word that every thread must keep.
 struct Team {
     parallel: GompParallel,
+    /// The kernel's account of this process, opened while files could be opened.
+    account: std::fs::File,
     control: u32,
 }
 
@@ -143,12 +150,18 @@ impl Team {
         let parallel = *unsafe { gomp.get::<GompParallel>(b"GOMP_parallel\0") }.map_err(|e| e.to_string())?;
         // They stay loaded: worker threads of the pool never end.
         std::mem::forget((gomp, libm));
-        Ok(Self { parallel, control: control() })
+        let account = std::fs::File::open("/proc/self/stat").map_err(|e| e.to_string())?;
+        Ok(Self { parallel, account, control: control() })
     }
 
     /// The self-test again, from at least one thread of the pool.
     fn self_test(&self, parent: i32) -> Result<(), String> {
-        let test = Test { parent, main: rustix::thread::gettid(), workers: AtomicU32::new(0), problem: Mutex::new(None) };
+        let test = Test {
+            parent,
+            main: rustix::thread::gettid(),
+            workers: AtomicU32::new(0),
+            problem: Mutex::new(None),
+        };
         let threads = std::env::var("OMP_NUM_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2).max(2);
         // SAFETY: the callback gets the address of `test`, which outlives the call: GOMP_parallel
         // returns after every thread of the team has.
@@ -160,6 +173,16 @@ impl Team {
             return Err("no OpenMP thread came to the self-test".to_owned());
         }
         Ok(())
+    }
+
+    /// How many threads there are; 0 if the kernel does not say.
+    fn live_threads(&self) -> usize {
+        let mut text = [0; 512];
+        let length = self.account.read_at(&mut text, 0).unwrap_or(0);
+        // The name in parentheses may hold anything; the count is the 18th field after it.
+        let text = String::from_utf8_lossy(&text[..length]);
+        let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
+        fields.split_whitespace().nth(17).and_then(|count| count.parse().ok()).unwrap_or(0)
     }
 
     /// Whether the control word of every thread of the team is as it was; puts it back if not.
@@ -243,5 +266,7 @@ fn control() -> u32 {
 #[cfg(target_arch = "aarch64")]
 fn set_control(word: u32) {
     // SAFETY: `word` came from `control` in a thread with the default environment.
-    unsafe { std::arch::asm!("msr fpcr, {}", in(reg) u64::from(word), options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        std::arch::asm!("msr fpcr, {}", in(reg) u64::from(word), options(nomem, nostack, preserves_flags))
+    };
 }

@@ -18,11 +18,21 @@ const WANTED: ABI = ABI::V7;
 /// Where compilers, interpreters and their libraries live on a Linux system.
 const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"];
 /// What the dynamic loader and the C library read.
-const LOADER: [&str; 5] = ["/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"];
+const LOADER: [&str; 5] =
+    ["/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives"];
 /// What Python and torch read besides.
 const PYTHON: [&str; 11] = [
-    "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/os-release",
-    "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/self", "/proc/sys/vm", "/sys/devices/system",
+    "/etc/localtime",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/os-release",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/self",
+    "/proc/sys/vm",
+    "/sys/devices/system",
 ];
 /// Devices that hold nothing.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
@@ -88,7 +98,9 @@ impl Files {
     pub(super) fn enforce(self) -> Result<u32, SandboxError> {
         let status = self.0.restrict_self().map_err(|e| SandboxError::new("enforce landlock", &e))?;
         match (status.ruleset, status.landlock) {
-            (RulesetStatus::NotEnforced, _) => Err(SandboxError { what: "landlock enforces nothing".to_owned() }),
+            (RulesetStatus::NotEnforced, _) => {
+                Err(SandboxError { what: "landlock enforces nothing".to_owned() })
+            }
             (_, LandlockStatus::Available { effective_abi, kernel_abi }) => {
                 Ok(kernel_abi.unwrap_or(effective_abi as i32).unsigned_abs())
             }
@@ -97,13 +109,21 @@ impl Files {
     }
 }
 
-/// The folders of a program's installation: beside its own folder, never the folder above itself,
-/// which may be a home.
-pub(crate) fn installation(program: &Path) -> Vec<PathBuf> {
+/// The parts of a program's installation: beside its own folder, never the folder above itself,
+/// which may be a home, and no data folders.
+pub(super) fn installation(program: &Path) -> Vec<PathBuf> {
     let Some(prefix) = program.parent().and_then(Path::parent) else { return vec![] };
-    ["bin", "lib", "lib32", "lib64", "libexec", "include", "share"]
+    let mut parts: Vec<PathBuf> = ["bin", "lib", "lib32", "lib64", "libexec", "include", "pyvenv.cfg"]
         .iter()
         .map(|name| prefix.join(name))
-        .filter(|path| path.is_dir())
-        .collect()
+        .filter(|path| path.exists())
+        .collect();
+    // Cross-style toolchains keep headers and binaries in a folder named after the target.
+    let target = format!("{}-", std::env::consts::ARCH);
+    for entry in std::fs::read_dir(prefix).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(&target)) && entry.path().is_dir() {
+            parts.push(entry.path());
+        }
+    }
+    parts
 }

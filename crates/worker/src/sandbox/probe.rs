@@ -15,6 +15,7 @@ use crate::child;
 /// What this machine can enforce, for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "a report of yes and no")]
 pub struct SandboxReport {
     /// Version of landlock's interface; 0 where there is none.
     pub landlock_abi: u32,
@@ -49,7 +50,10 @@ pub(crate) fn self_test(parent: i32) -> Result<(), String> {
         "opening a socket",
         rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).map(drop),
     )?;
-    refused("opening a local socket", rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).map(drop))?;
+    refused(
+        "opening a local socket",
+        rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).map(drop),
+    )?;
     refused(
         "making a memory file",
         rustix::fs::memfd_create("probe", rustix::fs::MemfdFlags::CLOEXEC).map(drop),
@@ -100,10 +104,15 @@ fn try_child() -> Result<Confined, String> {
     // Both are far smaller than a pipe, so the child never waited for a reader.
     let (mut out, mut err) = (String::new(), String::new());
     if let (Some(stdout), Some(stderr)) = (started.stdout.as_mut(), started.stderr.as_mut()) {
-        stdout.read_to_string(&mut out).and_then(|_| stderr.read_to_string(&mut err)).map_err(|e| e.to_string())?;
+        stdout
+            .read_to_string(&mut out)
+            .and_then(|_| stderr.read_to_string(&mut err))
+            .map_err(|e| e.to_string())?;
     }
     match end {
-        Some(child::End::Code(0)) => serde_json::from_str(&out).map_err(|e| format!("unreadable report: {e}")),
+        Some(child::End::Code(0)) => {
+            serde_json::from_str(&out).map_err(|e| format!("unreadable report: {e}"))
+        }
         Some(end) => Err(format!("the child ended with {end:?}: {}", err.trim())),
         None => Err("the child did not answer".to_owned()),
     }

@@ -40,8 +40,8 @@ impl Run<'_> {
             file_bytes: Some(self.limits.file_bytes),
             ..Confinement::new(Domain::Builder)
         };
-        let mut command = launch_command(&confinement, self.program)
-            .map_err(|e| BuildError::Sandbox { what: e.what })?;
+        let mut command =
+            launch_command(&confinement, self.program).map_err(|e| BuildError::Sandbox { what: e.what })?;
         command.args(&self.args).current_dir(self.folder);
         // A relative TMPDIR, because the folders above may be closed to the builder's user.
         command.env("PATH", search_path(self.program)).env("LANG", "C").env("TMPDIR", ".");
@@ -58,13 +58,17 @@ impl Run<'_> {
         match end {
             None | Some(End::Signal(SIGXCPU)) => Err(timeout),
             Some(End::Code(0)) => Ok(Compiled { stdout, diagnostics: diagnostics::clean(&stderr) }),
-            Some(End::Code(code)) if code == i32::from(NOT_CONFINED) && stderr.contains(NOT_CONFINED_TEXT) => {
+            Some(End::Code(code))
+                if code == i32::from(NOT_CONFINED) && stderr.contains(NOT_CONFINED_TEXT) =>
+            {
                 Err(BuildError::Sandbox { what: stderr.replace(NOT_CONFINED_TEXT, "").trim().to_owned() })
             }
             // The driver reports the end of the compiler proper in words only.
             Some(End::Code(_)) if stderr.contains("CPU time limit exceeded") => Err(timeout),
             Some(End::Code(_)) => Err(BuildError::Compiler { diagnostics: diagnostics::clean(&stderr) }),
-            Some(End::Signal(signal)) => Err(BuildError::Crashed { signal, diagnostics: diagnostics::clean(&stderr) }),
+            Some(End::Signal(signal)) => {
+                Err(BuildError::Crashed { signal, diagnostics: diagnostics::clean(&stderr) })
+            }
         }
     }
 }

@@ -4,6 +4,8 @@
 
 /// Bytes kept.
 const LIMIT: usize = 8 * 1024;
+/// What stands where the rest was.
+const MORE: &str = "\n[more was printed]\n";
 
 /// Cleans what a compiler printed.
 pub(super) fn clean(text: &str) -> String {
@@ -11,10 +13,10 @@ pub(super) fn clean(text: &str) -> String {
     for line in text.lines() {
         let line = line_without_paths(line);
         let line = line.trim_end();
-        if out.len() + line.len() + 1 > LIMIT {
-            let room = LIMIT.saturating_sub(out.len() + 32);
+        if out.len() + line.len() + 1 + MORE.len() > LIMIT {
+            let room = LIMIT.saturating_sub(out.len() + MORE.len());
             out.push_str(&line[..line.floor_char_boundary(room)]);
-            out.push_str("\n[more was printed]\n");
+            out.push_str(MORE);
             break;
         }
         out.push_str(line);
@@ -38,12 +40,11 @@ fn line_without_paths(line: &str) -> String {
                 path.push(next);
             }
             // Division without spaces looks alike; a path of one part tells nothing anyway.
-            match path.trim_end_matches('/').rsplit_once('/') {
-                Some((_, last)) => out.push_str(last),
-                None => {
-                    out.push('/');
-                    out.push_str(&path);
-                }
+            if let Some((_, last)) = path.trim_end_matches('/').rsplit_once('/') {
+                out.push_str(last);
+            } else {
+                out.push('/');
+                out.push_str(&path);
             }
         } else if c == '\t' || !c.is_control() {
             out.push(c);
@@ -77,6 +78,6 @@ mod tests {
         assert!(clean(&long).len() <= LIMIT);
         let many = "error\n".repeat(100_000);
         let cleaned = clean(&many);
-        assert!(cleaned.len() <= LIMIT && cleaned.ends_with("[more was printed]\n"));
+        assert!(cleaned.len() <= LIMIT && cleaned.ends_with(MORE));
     }
 }

@@ -1,0 +1,154 @@
+//! Zygotes of everything that is timed: PyTorch's own forms unconfined as the user's own code,
+//! whatever holds a kernel of ours confined.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use autokernel_core::region::Region;
+use autokernel_judge::{Child, Contestant, Zygote};
+use autokernel_worker::python::{self, Peer, PeerError};
+use autokernel_worker::sandbox::{Confinement, Domain};
+use serde_json::{Value, json};
+
+use crate::error::EngineError;
+use crate::options::ModelSpec;
+use crate::session::{Tools, spawn_trusted};
+
+/// Longest wait for imports, construction and compilation of one form.
+const PREPARE_TIMEOUT: Duration = Duration::from_mins(20);
+
+/// The forms of a whole model on a CPU, plain ones first.
+pub(crate) const PLAIN_FORMS: [&str; 2] = ["eager", "compile"];
+/// The forms that hold kernels of ours.
+pub(crate) const OUR_FORMS: [&str; 2] = ["ours+eager", "ours+inductor"];
+
+/// What a zygote holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Subject<'a> {
+    /// A region under `eager` or `inductor`.
+    Baseline { region: &'a Region, how: &'a str },
+    /// The packaged operator of a region.
+    Packaged { region: &'a Region, package: &'a Path },
+    /// A whole model without kernels of ours.
+    Plain { model: &'a ModelSpec, seed: u64, form: &'a str },
+    /// A whole model with them.
+    Ours { model: &'a ModelSpec, seed: u64, form: &'a str, package: &'a Path },
+}
+
+impl Subject<'_> {
+    fn body(&self) -> Value {
+        match self {
+            Self::Baseline { region, how } => json!({ "kind": "region", "region": region, "how": how }),
+            Self::Packaged { region, package } => {
+                json!({ "kind": "region", "region": region, "how": "package", "package": package })
+            }
+            Self::Plain { model, seed, form } => {
+                json!({ "kind": "model", "model": model.spec, "inputs": model.inputs, "seed": seed, "form": form })
+            }
+            Self::Ours { model, seed, form, package } => json!({
+                "kind": "model", "model": model.spec, "inputs": model.inputs, "seed": seed, "form": form, "package": package,
+            }),
+        }
+    }
+}
+
+/// A zygote that is ready to fork.
+pub(crate) struct Prepared {
+    pub(crate) zygote: Shared,
+    pub(crate) compile_s: f64,
+}
+
+/// Starts a zygote and compiles its subject; nothing of it has run afterwards.
+pub(crate) fn prepare(tools: &Tools, subject: &Subject<'_>, scratch: &Path) -> Result<Prepared, EngineError> {
+    let mut peer = match subject {
+        Subject::Baseline { .. } | Subject::Plain { .. } => spawn_trusted(tools, "zygote", scratch)?,
+        Subject::Packaged { package, .. } => spawn_confined(tools, vec![(*package).to_owned()], scratch)?,
+        Subject::Ours { package, model, .. } => {
+            let mut read = vec![(*package).to_owned()];
+            read.extend(model_folder(model));
+            spawn_confined(tools, read, scratch)?
+        }
+    };
+    let compile_s = compile(&mut peer, tools, subject)?;
+    Ok(Prepared { zygote: Shared::new(peer), compile_s })
+}
+
+fn compile(peer: &mut Peer, tools: &Tools, subject: &Subject<'_>) -> Result<f64, EngineError> {
+    let reply = peer.request(
+        "prepare",
+        json!({ "subject": subject.body(), "threads": tools.threads }),
+        PREPARE_TIMEOUT,
+    )?;
+    Ok(reply.get("compile_seconds").and_then(Value::as_f64).unwrap_or(0.0))
+}
+
+/// The folder of a model's file, which a confined child has to read.
+fn model_folder(model: &ModelSpec) -> Option<PathBuf> {
+    let file = model.spec.split_once(".py").map(|(stem, _)| PathBuf::from(format!("{stem}.py")))?;
+    file.parent().filter(|folder| folder.is_absolute()).map(Path::to_owned)
+}
+
+/// A Python child for code that nobody trusts. What it compiles goes to a folder of its own, which
+/// no trusted process ever reads.
+fn spawn_confined(tools: &Tools, mut read: Vec<PathBuf>, scratch: &Path) -> Result<Peer, EngineError> {
+    let own = tempfile::Builder::new().prefix("deploy-").tempdir_in(scratch)?.keep();
+    read.push(scratch.to_owned());
+    let mut confinement = Confinement::new(Domain::Deployment);
+    confinement.read = read;
+    confinement.write = vec![own.clone()];
+    let env: Vec<(OsString, OsString)> = vec![
+        ("TORCHINDUCTOR_CACHE_DIR".into(), own.join("inductor").into_os_string()),
+        ("TRITON_CACHE_DIR".into(), own.join("triton").into_os_string()),
+        ("TMPDIR".into(), own.clone().into_os_string()),
+        ("HOME".into(), own.clone().into_os_string()),
+        ("XDG_CACHE_HOME".into(), own.clone().into_os_string()),
+    ];
+    Ok(python::spawn(&tools.interpreter, "zygote", Some(&confinement), &own, &env)?)
+}
+
+/// A zygote that outlives the comparison that it takes part in.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared(Rc<RefCell<Peer>>);
+
+impl Shared {
+    pub(crate) fn new(peer: Peer) -> Self {
+        Self(Rc::new(RefCell::new(peer)))
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        self.0.borrow().alive()
+    }
+
+    /// Gives it another subject.
+    pub(crate) fn prepare(&self, tools: &Tools, subject: &Subject<'_>) -> Result<f64, EngineError> {
+        compile(&mut self.0.borrow_mut(), tools, subject)
+    }
+
+    /// As one who runs.
+    pub(crate) fn contestant(&self, name: &str, checked: bool) -> Contestant {
+        Contestant { name: name.to_owned(), zygote: Box::new(self.clone()), checked }
+    }
+}
+
+impl Zygote for Shared {
+    fn fork(&mut self) -> Result<Box<dyn Child>, PeerError> {
+        Ok(Box::new(self.0.borrow_mut().fork()?))
+    }
+}
+
+/// What evidence says of the surroundings.
+pub(crate) fn environment(tools: &Tools) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        ("device".to_owned(), tools.device.name.clone()),
+        ("cores".to_owned(), tools.device.cores.to_string()),
+        ("threads".to_owned(), tools.threads.to_string()),
+        ("torch".to_owned(), tools.interpreter.torch.clone()),
+        ("python".to_owned(), tools.interpreter.python.clone()),
+        ("compiler".to_owned(), tools.toolchain.version.clone()),
+        ("grad_mode".to_owned(), "no_grad".to_owned()),
+    ])
+}

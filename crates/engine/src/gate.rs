@@ -1,0 +1,219 @@
+//! The gate: all forms of the whole model side by side, and the choice among them.
+//!
+//! Plain forms face the same contract as ours. The scale is the model's own error against fp64,
+//! never a fixed tolerance. When nothing of ours helps, the best plain form is the answer.
+
+use std::path::Path;
+
+use autokernel_core::contract::{Contract, Limits};
+use autokernel_core::stats::{ALPHA, REPORTED_PAIRS};
+use autokernel_core::verdict::{Interval, Verdict};
+use autokernel_judge::{Contest, Facts, Protocol, Race, RawSet, Staging, Truth, race};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::contestants::{OUR_FORMS, PLAIN_FORMS, Prepared, Subject, environment, prepare};
+use crate::error::EngineError;
+use crate::event::{Event, Observer};
+use crate::options::ModelSpec;
+use crate::report::{FormReport, Speedups, Spread};
+use crate::session::{Oracle, Tools};
+
+/// Input draws of the whole model that are timed and checked.
+const DRAWS: usize = 4;
+
+/// Reductions of a whole model are not counted one by one; its outputs are held to the model's own
+/// error, so that the centred cap only has to catch what is no noise at all.
+const MODEL_REDUCTION: u64 = 1 << 20;
+
+/// What came of the gate.
+pub(crate) struct Gate {
+    pub(crate) forms: Vec<FormReport>,
+    pub(crate) chosen: String,
+    pub(crate) speedup: Option<Speedups>,
+    pub(crate) race: Race,
+}
+
+#[derive(Deserialize)]
+struct ModelTruth {
+    draws: Vec<RawSet>,
+    widened: bool,
+}
+
+/// What the gate measures.
+pub(crate) struct Entry<'a> {
+    pub(crate) model: &'a ModelSpec,
+    pub(crate) seed: u64,
+    /// The package with the winners; `None` when there is none.
+    pub(crate) package: Option<&'a Path>,
+    /// Hashes of the artefacts in the package.
+    pub(crate) artefacts: Vec<String>,
+}
+
+/// Races the forms and chooses.
+pub(crate) fn gate(
+    oracle: &mut Oracle,
+    tools: &Tools,
+    entry: &Entry<'_>,
+    scratch: &Path,
+    observer: &mut dyn Observer,
+) -> Result<Gate, EngineError> {
+    let folder = tempfile::Builder::new().prefix("gate-").tempdir_in(scratch)?;
+    let (truth, draws) = model_truth(oracle, tools, entry, folder.path(), observer)?;
+    let (mut forms, prepared) = prepare_forms(tools, entry, scratch, observer)?;
+    let mut contestants: Vec<_> =
+        prepared.iter().map(|(name, form)| form.zygote.contestant(name, true)).collect();
+    let contest = Contest {
+        truth: &truth,
+        staging: Staging::Draws(draws),
+        protocol: Protocol { staged: 2, ..Protocol::default() },
+    };
+    let facts = Facts {
+        subject: oracle.model.name.clone(),
+        artefacts: entry.artefacts.clone(),
+        environment: environment(tools),
+        checked: None,
+    };
+    observer
+        .observe(&Event::Stage { what: format!("measuring {} forms of the whole model", contestants.len()) });
+    let race = race(&contest, &mut contestants, REPORTED_PAIRS, facts)?;
+    for form in &mut forms {
+        fill(form, &race);
+        if form.correct {
+            observer.observe(&Event::FormMeasured { form: form.form.clone(), us: form.us.median });
+        }
+    }
+    let (chosen, speedup) = choose(&race);
+    Ok(Gate { forms, chosen, speedup, race })
+}
+
+fn model_truth(
+    oracle: &mut Oracle,
+    tools: &Tools,
+    entry: &Entry<'_>,
+    folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<(Truth, Vec<u64>), EngineError> {
+    let draws: Vec<u64> = (1..=DRAWS as u64).map(|draw| entry.seed.wrapping_add(draw * 1_000_003)).collect();
+    let reply: ModelTruth = serde_json::from_value(oracle.ask(
+        tools,
+        "model_truth",
+        json!({ "draws": draws, "dir": folder }),
+    )?)?;
+    if !reply.widened {
+        let what =
+            "the model does not run in 64-bit; its own outputs are the truth that forms are held against"
+                .to_owned();
+        observer.observe(&Event::Note { what });
+    }
+    let limits = reply
+        .draws
+        .first()
+        .map(|set| &set.baseline)
+        .into_iter()
+        .flatten()
+        .map(|tensor| Limits::for_model(tensor.dtype))
+        .collect();
+    // Order of sums may differ between two runs of a library product; bits need not be equal.
+    let contract = Contract { limits, deterministic: false };
+    Ok((Truth::prepare(contract, reply.draws).map_err(autokernel_judge::JudgeError::from)?, draws))
+}
+
+fn prepare_forms(
+    tools: &Tools,
+    entry: &Entry<'_>,
+    scratch: &Path,
+    observer: &mut dyn Observer,
+) -> Result<(Vec<FormReport>, Vec<(String, Prepared)>), EngineError> {
+    let (mut forms, mut prepared) = (vec![], vec![]);
+    let ours = entry.package.map(|package| OUR_FORMS.map(|form| (form, Some(package)))).into_iter().flatten();
+    for (form, package) in PLAIN_FORMS.map(|form| (form, None)).into_iter().chain(ours) {
+        observer.observe(&Event::Stage { what: format!("compiling the whole model: {form}") });
+        let subject = match package {
+            None => Subject::Plain { model: entry.model, seed: entry.seed, form },
+            Some(package) => Subject::Ours { model: entry.model, seed: entry.seed, form, package },
+        };
+        let mut report = FormReport {
+            form: form.to_owned(),
+            us: Spread { median: 0.0, low: 0.0, high: 0.0 },
+            correct: true,
+            reason: None,
+            compile_s: 0.0,
+        };
+        match prepare(tools, &subject, scratch) {
+            Ok(ready) => {
+                report.compile_s = ready.compile_s;
+                prepared.push((form.to_owned(), ready));
+            }
+            // The model itself must run; a form of it need not.
+            Err(error) if form == PLAIN_FORMS[0] => return Err(error),
+            Err(error) => {
+                observer.observe(&Event::Note { what: format!("{form} is out: {error}") });
+                report.correct = false;
+                report.reason = Some(error.to_string());
+            }
+        }
+        forms.push(report);
+    }
+    Ok((forms, prepared))
+}
+
+fn fill(form: &mut FormReport, race: &Race) {
+    if let Some(failure) = race.failures.iter().find(|failure| failure.contestant == form.form) {
+        form.correct = false;
+        form.reason = Some(failure.reason.clone());
+    } else if let Some(us) = race.us(&form.form) {
+        form.us = Spread { median: us.value, low: us.low, high: us.high };
+    }
+}
+
+/// The fastest form. A form of ours must beat the best plain one beyond doubt; else that one is the answer.
+pub(crate) fn choose(race: &Race) -> (String, Option<Speedups>) {
+    let ranking = race.ranking();
+    let is_ours = |form: &str| OUR_FORMS.contains(&form);
+    let plain = ranking.iter().find(|form| !is_ours(form));
+    let ours = ranking.iter().find(|form| is_ours(form));
+    let fastest = match (plain, ours) {
+        (Some(plain), Some(ours))
+            if matches!(
+                compare(race, plain, ours).map(Verdict::from_speedup),
+                Some(Verdict::Faster { .. })
+            ) =>
+        {
+            ours
+        }
+        (Some(plain), _) => plain,
+        (None, Some(ours)) => ours,
+        (None, None) => return (PLAIN_FORMS[0].to_owned(), None),
+    };
+    // Between plain forms, too, what is not faster beyond doubt stays as the user wrote it.
+    let eager = PLAIN_FORMS[0].to_owned();
+    let chosen = match compare(race, &eager, fastest).map(Verdict::from_speedup) {
+        Some(Verdict::Faster { .. }) | None => fastest.clone(),
+        _ => eager.clone(),
+    };
+    let one = Interval { value: 1.0, low: 1.0, high: 1.0 };
+    let ratio = |from: &String| if *from == chosen { Some(one) } else { compare(race, from, &chosen) };
+    let speedup = ratio(&eager)
+        .zip(plain.and_then(ratio))
+        .map(|(vs_eager, vs_best_plain)| Speedups { vs_eager, vs_best_plain });
+    (chosen, speedup)
+}
+
+/// Time of `from` over time of `to`, with its interval.
+pub(crate) fn compare(race: &Race, from: &str, to: &str) -> Option<Interval> {
+    let pairs = race.pairs(from, to);
+    pairs.interval(pairs.differences().len(), ALPHA)
+}
+
+trait ModelLimits: Sized {
+    fn for_model(dtype: autokernel_core::dtype::Dtype) -> Option<Self>;
+}
+
+impl ModelLimits for Limits {
+    /// Limits of a model's output. The element score is left out by an infinite limit where errors of
+    /// one row say nothing of another; ratio and centred error stay.
+    fn for_model(dtype: autokernel_core::dtype::Dtype) -> Option<Self> {
+        Self::for_dtype(dtype, MODEL_REDUCTION)
+    }
+}

@@ -1,0 +1,180 @@
+//! The search on one region: the search agent proposes, the judge screens, the store remembers.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use autokernel_core::kernel_file::{KernelFile, Params};
+use autokernel_core::task::Task;
+use autokernel_core::verdict::Verdict;
+use autokernel_judge::{Judge, JudgedTask, ScreenOutcome};
+use autokernel_search::propose;
+use autokernel_search::search::{Outcome, Search};
+use autokernel_store::{CandidateId, NewCandidate, Store};
+use serde_json::{Value, json};
+
+use crate::brief::screen_us;
+use crate::error::EngineError;
+use crate::event::{Event, Observer};
+
+/// The name under which the search agent's candidates are stored.
+pub(crate) const SEARCH_AGENT: &str = "search";
+
+/// What a hunt has to stand on.
+pub(crate) struct Ground<'a> {
+    /// The judge.
+    pub(crate) judge: &'a Judge,
+    /// The store.
+    pub(crate) store: &'a Store,
+    /// The run.
+    pub(crate) run: &'a str,
+    /// When the time for this region is over.
+    pub(crate) deadline: Instant,
+}
+
+/// A correct candidate with its rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Finalist {
+    pub(crate) file: KernelFile,
+    pub(crate) params: Params,
+    pub(crate) us: f64,
+    pub(crate) candidate: CandidateId,
+}
+
+/// What came of a hunt.
+#[derive(Debug, Default)]
+pub(crate) struct Hunt {
+    /// Fastest first.
+    pub(crate) finalists: Vec<Finalist>,
+    /// Built here, not found in the store.
+    pub(crate) built: u64,
+    pub(crate) screened: u64,
+    pub(crate) rejected: HashMap<String, u64>,
+    /// Why it ended: `plateau` or `budget`.
+    pub(crate) stopped: &'static str,
+    /// Why there are no kernel files at all.
+    pub(crate) unsupported: Option<String>,
+}
+
+/// What an earlier life of the run knows of a candidate.
+struct Known {
+    candidate: CandidateId,
+    outcome: Outcome,
+}
+
+/// Searches one region until the search agent has nothing more to ask or the time is over.
+pub(crate) fn hunt(
+    ground: &Ground<'_>,
+    task: &Task,
+    judged: &JudgedTask,
+    observer: &mut dyn Observer,
+) -> Result<Hunt, EngineError> {
+    let mut hunt = Hunt { stopped: "plateau", ..Hunt::default() };
+    let files = match propose(&task.region, &ground.judge.device) {
+        Ok(files) => files,
+        Err(unsupported) => {
+            hunt.unsupported = Some(unsupported.to_string());
+            return Ok(hunt);
+        }
+    };
+    let known = known(ground, task)?;
+    let mut search = Search::new(files);
+    while let Some(trial) = search.next() {
+        let Some(file) = search.files().get(trial.file).cloned() else { break };
+        let key = (blake3::hash(file.source.as_bytes()).to_hex().to_string(), trial.params.clone());
+        let (outcome, candidate) = if let Some(known) = known.get(&key) {
+            (known.outcome, known.candidate)
+        } else if Instant::now() >= ground.deadline {
+            hunt.stopped = "budget";
+            break;
+        } else {
+            try_one(ground, task, judged, &file, &trial.params, &mut hunt, observer)?
+        };
+        if let Outcome::Time(us) = outcome {
+            hunt.finalists.push(Finalist { file: file.clone(), params: trial.params.clone(), us, candidate });
+        }
+        search.report(trial, outcome);
+    }
+    hunt.finalists.sort_by(|a, b| a.us.total_cmp(&b.us));
+    Ok(hunt)
+}
+
+fn try_one(
+    ground: &Ground<'_>,
+    task: &Task,
+    judged: &JudgedTask,
+    file: &KernelFile,
+    params: &Params,
+    hunt: &mut Hunt,
+    observer: &mut dyn Observer,
+) -> Result<(Outcome, CandidateId), EngineError> {
+    let region = task.region.id.0.as_str();
+    let screened = ground.judge.screen(judged, file, params)?;
+    hunt.built += 1;
+    let mut new = NewCandidate {
+        run: ground.run,
+        region,
+        agent: SEARCH_AGENT,
+        source: &file.source,
+        params: serde_json::to_value(params)?,
+        artefact: None,
+        screen: None,
+        verdict: None,
+    };
+    match screened {
+        ScreenOutcome::Ranked(ranked) => {
+            hunt.screened += 1;
+            new.artefact = Some(&ranked.artefact.id);
+            new.screen = Some(
+                json!({ "us": ranked.us, "spread": ranked.spread, "samples": ranked.samples, "checked": ranked.checked }),
+            );
+            let candidate = ground.store.record_candidate(&new)?;
+            let best_us = hunt.finalists.iter().map(|f| f.us).fold(ranked.us, f64::min);
+            observer.observe(&Event::Screened {
+                region: region.to_owned(),
+                params: describe(params),
+                us: ranked.us,
+                best_us,
+            });
+            Ok((Outcome::Time(ranked.us), candidate))
+        }
+        ScreenOutcome::Rejected(verdict) => {
+            new.verdict = Some(serde_json::to_value(&verdict)?);
+            let candidate = ground.store.record_candidate(&new)?;
+            if let Verdict::Rejected { stage, reason } = verdict {
+                *hunt.rejected.entry(stage.name().to_owned()).or_default() += 1;
+                observer.observe(&Event::Rejected {
+                    region: region.to_owned(),
+                    stage: stage.name().to_owned(),
+                    reason,
+                });
+            }
+            Ok((Outcome::Failed, candidate))
+        }
+    }
+}
+
+/// `U=4 STREAM=1`.
+pub(crate) fn describe(params: &Params) -> String {
+    if params.is_empty() {
+        return "no parameters".to_owned();
+    }
+    params.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+}
+
+fn known(ground: &Ground<'_>, task: &Task) -> Result<HashMap<(String, Params), Known>, EngineError> {
+    let mut known = HashMap::new();
+    for candidate in ground.store.candidates(ground.run, &task.region.id.0)? {
+        let outcome = match (screen_us(&candidate), &candidate.verdict) {
+            (_, Some(verdict)) if is_rejection(verdict) => Outcome::Failed,
+            (Some(us), _) => Outcome::Time(us),
+            _ => continue,
+        };
+        let params: Params = serde_json::from_value(candidate.params)?;
+        known.insert((candidate.source.0, params), Known { candidate: candidate.id, outcome });
+    }
+    Ok(known)
+}
+
+fn is_rejection(verdict: &Value) -> bool {
+    verdict.get("verdict").and_then(Value::as_str) == Some("rejected")
+}

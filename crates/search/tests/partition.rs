@@ -1,0 +1,182 @@
+//! What regions come out of the example models, and which work is left alone and why.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::float_cmp,
+    clippy::print_stderr,
+    clippy::format_push_string,
+    reason = "helpers of tests"
+)]
+
+mod common;
+
+use autokernel_core::dtype::Dtype;
+use autokernel_core::graph::{Arg, Graph, Value};
+use autokernel_core::plan::{Device, plan};
+use autokernel_search::partition::{Partition, partition};
+use autokernel_search::propose;
+use common::interpreter::several;
+use common::{Sketch, ints, r};
+
+const DEVICE: Device = Device { sms: 0, shared: 0, cores: 2 };
+
+fn example(text: &str) -> Graph {
+    let graph: Graph = serde_json::from_str(text).unwrap();
+    graph.check().unwrap();
+    graph
+}
+
+/// One line a region and a line for each thing left, for people to read.
+fn describe(partition: &Partition) -> String {
+    let mut text = String::new();
+    for (region, occurrences) in &partition.regions {
+        let shapes: Vec<String> = region
+            .output_metas()
+            .iter()
+            .map(|meta| format!("{:?} / {:?}", meta.shape, meta.stride))
+            .collect();
+        text += &format!("{}x {}\n", occurrences.len(), region.op_names().join(" "));
+        text += &format!("   {} inputs -> {}\n", region.inputs.len(), shapes.join(", "));
+        for file in propose(region, &DEVICE).unwrap() {
+            text += &format!("   {}; {:?}\n", file.note, file.params);
+            plan(&file, region, &file.default_params(), &DEVICE).unwrap();
+        }
+    }
+    for (op, reason) in &partition.left {
+        text += &format!("left {op}: {reason}\n");
+    }
+    text
+}
+
+#[test]
+fn one_normalisation() {
+    let graph = example(include_str!("graphs/rms_norm.json"));
+    insta::assert_snapshot!(describe(&partition(&[graph])));
+}
+
+#[test]
+fn an_unknown_activation_and_normalisation() {
+    let graph = example(include_str!("graphs/new_activation.json"));
+    insta::assert_snapshot!(describe(&partition(&[graph])));
+}
+
+#[test]
+fn a_decoder_block_twice() {
+    let graph = example(include_str!("graphs/llama_block.json"));
+    let found = partition(&[graph.clone(), graph]);
+    assert!(found.regions.iter().all(|(_, occurrences)| occurrences.len() == 2));
+    assert_eq!(found.regions[0].1[1].graph, 1);
+    insta::assert_snapshot!(describe(&found));
+}
+
+#[test]
+fn the_text_of_a_kernel_file() {
+    let graph = example(include_str!("graphs/rms_norm.json"));
+    let (region, _) = partition(&[graph]).regions.remove(0);
+    insta::assert_snapshot!(propose(&region, &DEVICE).unwrap()[0].source);
+}
+
+#[test]
+fn many_layers_take_little_time() {
+    let graph = example(include_str!("graphs/llama_block.json"));
+    let graphs: Vec<Graph> = std::iter::repeat_n(graph, 40).collect();
+    let start = std::time::Instant::now();
+    let found = partition(&graphs);
+    assert_eq!(found.regions[0].1.len(), 40);
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_path_through_a_product_keeps_regions_apart() {
+    let shape = [256, 256];
+    let mut sketch = Sketch::default();
+    let (x, w) = (sketch.input(Dtype::F32, &shape), sketch.input(Dtype::F32, &shape));
+    let bent = sketch.call("aten.tanh.default", vec![r(&x)], Dtype::F32, &shape);
+    let product = sketch.call("aten.mm.default", vec![r(&bent), r(&w)], Dtype::F32, &shape);
+    let sum = sketch.call("aten.add.Tensor", vec![r(&bent), r(&product)], Dtype::F32, &shape);
+    let out = sketch.call("aten.gelu.default", vec![r(&sum)], Dtype::F32, &shape);
+    let found = partition(&[sketch.graph(&[out])]);
+    let ops: Vec<String> = found.regions.iter().map(|(region, _)| region.op_names().join(" ")).collect();
+    assert_eq!(ops, ["tanh", "add gelu"]);
+}
+
+#[test]
+fn what_cannot_win_or_is_not_understood_stays() {
+    let reasons = |build: &dyn Fn(&mut Sketch) -> String| {
+        let mut sketch = Sketch::default();
+        let out = build(&mut sketch);
+        let found = partition(&[sketch.graph(&[out])]);
+        assert!(found.regions.is_empty(), "{}", describe(&found));
+        found.left.iter().map(|(_, reason)| reason.clone()).collect::<Vec<_>>().join("; ")
+    };
+    let shape = [64, 512, 32];
+    let column = |sketch: &mut Sketch| {
+        let x = sketch.input(Dtype::F32, &shape);
+        sketch.call("aten._softmax.default", vec![r(&x), Arg::Int(1), Arg::Bool(false)], Dtype::F32, &shape)
+    };
+    assert!(reasons(&column).contains("against the grain"), "{}", reasons(&column));
+    let integers = |sketch: &mut Sketch| {
+        let x = sketch.input(Dtype::I64, &shape);
+        sketch.call("aten.abs.default", vec![r(&x)], Dtype::I64, &shape)
+    };
+    assert!(reasons(&integers).contains("i64"));
+    let small = |sketch: &mut Sketch| {
+        let x = sketch.input(Dtype::F32, &[4, 16]);
+        let a = sketch.call("aten.tanh.default", vec![r(&x)], Dtype::F32, &[4, 16]);
+        sketch.call("aten.exp.default", vec![r(&a)], Dtype::F32, &[4, 16])
+    };
+    assert!(reasons(&small).contains("too small"));
+    let alone = |sketch: &mut Sketch| {
+        let x = sketch.input(Dtype::F32, &[1024, 1024]);
+        sketch.call("aten.add.Tensor", vec![r(&x), r(&x)], Dtype::F32, &[1024, 1024])
+    };
+    assert!(reasons(&alone).contains("stands alone"));
+    let outer = |sketch: &mut Sketch| {
+        let x = sketch.input(Dtype::F32, &[512, 512]);
+        let a = sketch.call("aten.tanh.default", vec![r(&x)], Dtype::F32, &[512, 512]);
+        sketch.call(
+            "aten.cat.default",
+            vec![Arg::List(vec![r(&a), r(&x)]), Arg::Int(0)],
+            Dtype::F32,
+            &[1024, 512],
+        )
+    };
+    let mut sketch = Sketch::default();
+    let out = outer(&mut sketch);
+    let found = partition(&[sketch.graph(&[out])]);
+    assert_eq!(found.regions.len(), 1);
+    assert!(found.left.iter().any(|(_, reason)| reason.contains("outer dimension")));
+}
+
+/// A view that is read outside stays outside; its source is written once.
+#[test]
+fn views_at_the_border_stay_outside() {
+    let shape = [512, 512];
+    let mut sketch = Sketch::default();
+    let x = sketch.input(Dtype::F32, &shape);
+    let w = sketch.input(Dtype::F32, &[256, 256]);
+    let bent = sketch.call("aten.silu.default", vec![r(&x)], Dtype::F32, &shape);
+    let scaled = sketch.call("aten.mul.Tensor", vec![r(&bent), Arg::Float(2.0)], Dtype::F32, &shape);
+    let view =
+        sketch.call("aten.view.default", vec![r(&scaled), ints(&[1024, 256])], Dtype::F32, &[1024, 256]);
+    let product = sketch.call("aten.mm.default", vec![r(&view), r(&w)], Dtype::F32, &[1024, 256]);
+    let found = partition(&[sketch.graph(&[product])]);
+    assert_eq!(found.regions[0].0.op_names(), ["silu", "mul"]);
+}
+
+/// Results of an operator with several results belong to it.
+#[test]
+fn picks_come_with_their_operator() {
+    let shape = [512, 768];
+    let mut sketch = Sketch::default();
+    let x = sketch.input(Dtype::F32, &shape);
+    let metas = [&shape[..], &[512, 1], &[512, 1]]
+        .map(|shape| autokernel_core::graph::TensorMeta::contiguous(Dtype::F32, shape));
+    let args = vec![r(&x), ints(&[768]), Arg::None, Arg::None, Arg::Float(1e-5)];
+    let norm = sketch.call_as("aten.native_layer_norm.default", args, vec![], several(metas.to_vec()));
+    let first = sketch.call("getitem", vec![r(&norm), Arg::Int(0)], Dtype::F32, &shape);
+    let bent = sketch.call("aten.tanh.default", vec![r(&first)], Dtype::F32, &shape);
+    let found = partition(&[sketch.graph(&[bent])]);
+    assert_eq!(found.regions[0].0.op_names(), ["native_layer_norm", "getitem", "tanh"]);
+    assert!(found.regions[0].0.nodes.iter().any(|node| matches!(node.value, Value::Tuple(_))));
+}

@@ -1,0 +1,188 @@
+//! Admission of artefacts that real compilers made, and of nonsense.
+
+use std::process::Command;
+
+use autokernel_worker::admission::{AdmissionError, admit};
+use proptest::prelude::*;
+
+use crate::{build, build_body};
+
+fn verdict(source: &str) -> Result<(), AdmissionError> {
+    admit(&build(source).bytes, &["k"])
+}
+
+const K: &str = "extern \"C\" void k(const float* in, float* out, int64_t n, int64_t threads)";
+
+#[test]
+fn honest_kernels_are_admitted() {
+    for body in [
+        "for (int64_t i = 0; i < n; i++) out[i] = 2 * in[i];",
+        "static const float table[5] = {1, 2, 3, 4, 5}; for (int64_t i = 0; i < n; i++) out[i] = in[i] * table[i % 5];",
+        "static constexpr const char* names[] = {\"a\", \"b\"}; for (int64_t i = 0; i < n; i++) out[i] = names[i % 2][0];",
+        "#pragma omp parallel for num_threads(threads) schedule(static)\nfor (int64_t i = 0; i < n; i++) out[i] = expf(in[i]);",
+        "#pragma omp parallel for num_threads(threads) schedule(dynamic, 64)\nfor (int64_t i = 0; i < n; i++) out[i] = erff(in[i]);",
+        "#pragma omp parallel num_threads(threads)\n{\n#pragma omp for\nfor (int64_t i = 0; i < n; i++) out[i] = tanhf(in[i]);\n#pragma omp barrier\n}",
+        "double s = 0;\n#pragma omp parallel for num_threads(threads) reduction(+:s)\nfor (int64_t i = 0; i < n; i++) s += in[i];\nout[0] = (float)s;",
+        "memcpy(out, in, n * 4); memset(out, 0, n); out[0] += memcmp(in, out, n);",
+        "out[0] = (float)((__int128)n * n / (threads + 1));",
+    ] {
+        assert_eq!(admit(&build_body(body).bytes, &["k"]), Ok(()), "{body}");
+    }
+}
+
+#[test]
+fn imports_outside_the_list_are_named() {
+    for (declaration, call, name) in [
+        ("int printf(const char*, ...);", "printf(\"%d\", (int)n);", "printf"),
+        ("int system(const char*);", "system(\"id\");", "system"),
+        ("void* dlopen(const char*, int);", "dlopen(\"x\", 1);", "dlopen"),
+        ("void* malloc(unsigned long);", "out[0] = (float)(uint64_t)malloc(n);", "malloc"),
+        ("long syscall(long, ...);", "syscall(1);", "syscall"),
+        ("int omp_get_max_threads();", "out[0] = omp_get_max_threads();", "omp_get_max_threads"),
+        ("void weak() __attribute__((weak));", "if (weak) weak();", "weak"),
+    ] {
+        let source = format!("extern \"C\" {{ {declaration} }}\n{K} {{ {call} }}");
+        assert_eq!(verdict(&source), Err(AdmissionError::Import(name.to_owned())));
+    }
+}
+
+#[test]
+fn state_between_calls_is_refused() {
+    for source in [
+        format!("{K} {{ static int64_t calls; out[0] = ++calls; }}"),
+        format!("static float cache[1000] = {{1}};\n{K} {{ cache[n] = in[0]; out[0] = cache[threads]; }}"),
+        format!("float* kept = nullptr;\n{K} {{ if (!kept) kept = out; kept[0] = 1; }}"),
+    ] {
+        assert_eq!(verdict(&source), Err(AdmissionError::WritableData), "{source}");
+    }
+    let local = format!("thread_local int64_t calls;\n{K} {{ out[0] = ++calls; }}");
+    assert!(
+        matches!(verdict(&local), Err(AdmissionError::ThreadLocal | AdmissionError::Import(_))),
+        "{:?}",
+        verdict(&local)
+    );
+    let local = format!(
+        "static __thread int64_t calls __attribute__((tls_model(\"initial-exec\")));\n{K} {{ out[0] = ++calls; }}"
+    );
+    assert!(
+        matches!(verdict(&local), Err(AdmissionError::ThreadLocal | AdmissionError::Dynamic(_))),
+        "{:?}",
+        verdict(&local)
+    );
+}
+
+#[test]
+fn nothing_may_run_at_load() {
+    let honest = format!("{K} {{ out[0] = 1; }}");
+    for (extra, expected) in [
+        ("__attribute__((constructor)) static void early() { asm volatile(\"nop\"); }", "DT_INIT_ARRAY"),
+        ("__attribute__((destructor)) static void late() { asm volatile(\"nop\"); }", "DT_FINI_ARRAY"),
+        (
+            "static void early() { asm volatile(\"nop\"); }\n__attribute__((section(\".init_array\"), used)) static void (*hook)() = early;",
+            "DT_INIT_ARRAY",
+        ),
+        ("extern \"C\" void _init() { asm volatile(\"nop\"); }", "DT_INIT"),
+        ("extern \"C\" void _fini() { asm volatile(\"nop\"); }", "DT_FINI"),
+        ("asm(\".section .init_array,\\\"aw\\\"\\n.quad k\\n.previous\");", "DT_INIT_ARRAY"),
+    ] {
+        assert_eq!(
+            verdict(&format!("{honest}\n{extra}")),
+            Err(AdmissionError::Constructor(expected)),
+            "{extra}"
+        );
+    }
+    let resolver = "static void real() {}\nextern \"C\" void* pick() { return (void*)real; }\nextern \"C\" void chosen() __attribute__((ifunc(\"pick\")));";
+    assert!(matches!(verdict(&format!("{resolver}\n{honest}")), Err(AdmissionError::Ifunc(_))));
+    let hidden = "static void real() {}\nextern \"C\" void* pick() { return (void*)real; }\nstatic void chosen() __attribute__((ifunc(\"pick\")));";
+    let source = format!("{hidden}\n{K} {{ chosen(); }}");
+    assert!(matches!(verdict(&source), Err(AdmissionError::Ifunc(_))), "{:?}", verdict(&source));
+}
+
+#[test]
+fn entries_must_be_exported_functions() {
+    let bytes =
+        build(&format!("{K} {{ out[0] = 1; }}\nextern \"C\" const int data = 3;\nstatic void quiet() {{}}"))
+            .bytes;
+    assert_eq!(admit(&bytes, &["k"]), Ok(()));
+    for name in ["other", "data", "quiet", ""] {
+        assert_eq!(admit(&bytes, &["k", name]), Err(AdmissionError::NoEntry(name.to_owned())));
+    }
+}
+
+/// Links a small kernel by hand, with flags that the builder would never pass.
+fn linked(flags: &[&str]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("k.cpp");
+    std::fs::write(&source, "extern \"C\" void k(const float* in, float* out) { out[0] = in[0]; }").unwrap();
+    let out = folder.path().join("k.so");
+    let base = ["-O1", "-shared", "-fPIC", "-nostartfiles", "-nodefaultlibs", "-Wl,-z,now", "-Wl,-z,relro"];
+    let done = Command::new("c++").args(base).args(flags).arg(&source).arg("-o").arg(&out).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    std::fs::read(out).unwrap()
+}
+
+#[test]
+fn dangerous_link_options_are_refused() {
+    assert_eq!(admit(&linked(&[]), &["k"]), Ok(()));
+    assert_eq!(admit(&linked(&["-Wl,-z,execstack"]), &["k"]), Err(AdmissionError::ExecutableStack));
+    assert_eq!(admit(&linked(&["-Wl,--no-as-needed", "-lm"]), &["k"]), Err(AdmissionError::Needed));
+    for flags in [
+        &["-Wl,-rpath,/tmp"][..],
+        &["-Wl,--disable-new-dtags,-rpath,/tmp"],
+        &["-Wl,--audit=/tmp/a.so"],
+        &["-Wl,-z,nodelete"],
+    ] {
+        assert!(matches!(admit(&linked(flags), &["k"]), Err(AdmissionError::Dynamic(_))), "{flags:?}");
+    }
+    assert_eq!(admit(&linked(&["-Wl,-z,norelro"]), &["k"]), Err(AdmissionError::WritableData));
+    assert_eq!(admit(&linked(&["-Wl,-init=k"]), &["k"]), Err(AdmissionError::Constructor("DT_INIT")));
+    let object = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    assert!(admit(&object, &["k"]).is_err(), "this very program");
+}
+
+#[test]
+fn nonsense_is_refused_with_a_reason() {
+    assert!(matches!(admit(&[], &[]), Err(AdmissionError::Malformed(_))));
+    assert!(matches!(admit(b"\x7fELF", &[]), Err(AdmissionError::Malformed(_))));
+    let good = linked(&[]);
+    let mut other = good.clone();
+    other[18] = 0x28;
+    assert_eq!(admit(&other, &["k"]), Err(AdmissionError::OtherMachine));
+    let mut executable = good;
+    executable[16] = 2;
+    assert_eq!(admit(&executable, &["k"]), Err(AdmissionError::NotSharedObject));
+}
+
+fn sample() -> &'static [u8] {
+    static SAMPLE: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    SAMPLE.get_or_init(|| {
+        build_body("#pragma omp parallel for num_threads(threads)\nfor (int64_t i = 0; i < n; i++) out[i] = expf(in[i]);").bytes
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = admit(&bytes, &["k"]);
+    }
+
+    #[test]
+    fn mutated_artefacts_never_panic(
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        header in any::<bool>(),
+        cut in proptest::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut bytes = sample().to_vec();
+        // Headers and the dynamic section steer everything, so half of the cases aim at those.
+        let reach = if header { 0x300.min(bytes.len()) } else { bytes.len() };
+        for (at, value) in edits {
+            bytes[at.index(reach)] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(sample().len()));
+        }
+        let _ = admit(&bytes, &["k"]);
+    }
+}
