@@ -101,6 +101,8 @@ def _region_subject(subject: dict[str, Any]) -> Subject:
 
 def _model_subject(subject: dict[str, Any], threads: int) -> Subject:
     loaded = model.load(subject["model"], subject.get("inputs") or (), subject.get("seed", 0))
+    # Copied while there is one thread: copying a large tensor under more would start their pool here.
+    args, kwargs = loaded.fresh_inputs()
     form = subject["form"]
     if form == "eager":
         return Subject(loaded.module, loaded.draw)
@@ -113,8 +115,7 @@ def _model_subject(subject: dict[str, Any], threads: int) -> Subject:
     # Dynamo guards on the thread count: compiling under another one would mean compiling again in
     # every child. Setting it starts no thread.
     torch.set_num_threads(threads)
-    if compiled is not loaded.module:
-        args, kwargs = loaded.fresh_inputs()
+    if compiled is not loaded.module and subject.get("ahead", True):
         backend.compile_ahead(compiled, args, kwargs)
     return Subject(compiled, loaded.draw, getattr(compiled, "autokernel_report", None))
 
@@ -147,6 +148,10 @@ class Zygote:
         else:
             raise RequestError("protocol", f"unknown kind of subject: {subject['kind']!r}")
         seconds = time.perf_counter() - started
+        if (alive := threads_alive()) > 1:
+            # OpenMP does not survive a fork beside its pool: a child would wait for threads that are not there.
+            self.subject = None
+            raise RequestError("threads_alive", f"compiling left {alive} threads; a child of this process would hang")
         reply = {"ready": True, "compile_seconds": seconds, "threads_alive": threads_alive()}
         if self.subject.report is not None:
             report = self.subject.report()

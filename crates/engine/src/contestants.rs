@@ -40,7 +40,13 @@ pub(crate) enum Subject<'a> {
 }
 
 impl Subject<'_> {
-    fn body(&self) -> Value {
+    fn body(&self, ahead: bool) -> Value {
+        let mut body = self.fields();
+        body["ahead"] = ahead.into();
+        body
+    }
+
+    fn fields(&self) -> Value {
         match self {
             Self::Baseline { region, how } => json!({ "kind": "region", "region": region, "how": how }),
             Self::Packaged { region, package } => {
@@ -63,7 +69,19 @@ pub(crate) struct Prepared {
 }
 
 /// Starts a zygote and compiles its subject; nothing of it has run afterwards.
+///
+/// Where compiling itself runs kernels (and so leaves OpenMP threads, beside which nothing can fork),
+/// a new zygote leaves the compiling to its children's warm-up.
 pub(crate) fn prepare(tools: &Tools, subject: &Subject<'_>, scratch: &Path) -> Result<Prepared, EngineError> {
+    match prepare_once(tools, subject, scratch, true) {
+        Err(EngineError::Peer(PeerError::Remote { kind, .. })) if kind == "threads_alive" => {
+            prepare_once(tools, subject, scratch, false)
+        }
+        prepared => prepared,
+    }
+}
+
+fn prepare_once(tools: &Tools, subject: &Subject<'_>, scratch: &Path, ahead: bool) -> Result<Prepared, EngineError> {
     let mut peer = match subject {
         Subject::Baseline { .. } | Subject::Plain { .. } => spawn_trusted(tools, "zygote", scratch)?,
         Subject::Packaged { package, .. } => spawn_confined(tools, vec![(*package).to_owned()], scratch)?,
@@ -73,14 +91,14 @@ pub(crate) fn prepare(tools: &Tools, subject: &Subject<'_>, scratch: &Path) -> R
             spawn_confined(tools, read, scratch)?
         }
     };
-    let compile_s = compile(&mut peer, tools, subject)?;
+    let compile_s = compile(&mut peer, tools, subject, ahead)?;
     Ok(Prepared { zygote: Shared::new(peer), compile_s })
 }
 
-fn compile(peer: &mut Peer, tools: &Tools, subject: &Subject<'_>) -> Result<f64, EngineError> {
+fn compile(peer: &mut Peer, tools: &Tools, subject: &Subject<'_>, ahead: bool) -> Result<f64, EngineError> {
     let reply = peer.request(
         "prepare",
-        json!({ "subject": subject.body(), "threads": tools.threads }),
+        json!({ "subject": subject.body(ahead), "threads": tools.threads }),
         PREPARE_TIMEOUT,
     )?;
     Ok(reply.get("compile_seconds").and_then(Value::as_f64).unwrap_or(0.0))
@@ -125,7 +143,7 @@ impl Shared {
 
     /// Gives it another subject.
     pub(crate) fn prepare(&self, tools: &Tools, subject: &Subject<'_>) -> Result<f64, EngineError> {
-        compile(&mut self.0.borrow_mut(), tools, subject)
+        compile(&mut self.0.borrow_mut(), tools, subject, true)
     }
 
     /// As one who runs.

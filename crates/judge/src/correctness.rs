@@ -27,6 +27,7 @@ use crate::error::JudgeError;
 use crate::fault::Fault;
 use crate::lock::MachineLock;
 use crate::metrics::{Comparer, Digest, Metrics, digest};
+use crate::screen::micros;
 use crate::secret::{Seed, Stream};
 use crate::source::{ArenaBuffer, Tensor};
 use crate::truth::{RawSet, Truth};
@@ -245,7 +246,7 @@ impl Judge {
         let families = task.truth.sets().iter().map(|set| set.family.clone()).collect();
         let checked =
             Checked { artefact: artefact.id.clone(), seed, families, worst: comparer.worst().to_vec() };
-        let estimate_us = crate::screen::undisturbed_us(&batch) / sets as f64;
+        let estimate_us = micros(batch.wall) / sets as f64;
         Ok(Verified { artefact, plan, session, checked, stream, digests, estimate_us })
     }
 

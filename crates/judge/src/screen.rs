@@ -15,7 +15,6 @@ use autokernel_core::plan::Plan;
 use autokernel_core::stats::{median, relative_spread};
 use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_worker::memory::Pattern;
-use autokernel_worker::runner::Batch;
 use autokernel_worker::toolchain::Artefact;
 
 use crate::correctness::{Checked, Judge, JudgedTask, LOCK_PATIENCE, Stop, Verified};
@@ -39,8 +38,8 @@ const BUDGET: Duration = Duration::from_millis(400);
 /// Slots that are compared after an ordinary timed batch.
 const SPOT_CHECKS: usize = 2;
 
-/// How often a series may be measured again with larger batches.
-const RESTARTS: usize = 3;
+/// A batch as long as this is long enough on any machine.
+const LONG_BATCH: Duration = Duration::from_millis(60);
 
 /// Calls of one batch, at most: they travel in one message.
 const MOST_CALLS: usize = 4096;
@@ -94,21 +93,8 @@ fn time(task: &JudgedTask, mut verified: Verified<'_>) -> Result<Screened, Stop>
     let _alone = MachineLock::measure(LOCK_PATIENCE)?;
     let watch = Watch::start(&[verified.session.pid()]);
     let mut slots = Slots::new(task.truth.sets().len());
-    // The estimate comes from cold calls, perhaps disturbed ones; a first batch shows how long a call
-    // takes at best, and a batch that turns out far too short is measured again, larger.
-    let (mut calls, mut best_us) = (calls_for(verified.estimate_us), f64::INFINITY);
-    let mut samples = vec![];
-    for _ in 0..RESTARTS {
-        let warm = verified.session.batch(&slots.cycle(&mut verified.stream, calls))?;
-        best_us = best_us.min(undisturbed_us(&warm) / calls as f64);
-        calls = calls.max(calls_for(best_us));
-        samples = series(task, &mut verified, &mut slots, calls)?;
-        best_us = samples.iter().copied().fold(best_us, f64::min);
-        if calls_for(best_us) <= 2 * calls {
-            break;
-        }
-        calls = calls_for(best_us);
-    }
+    let calls = batch_size(&mut verified, &mut slots)?;
+    let samples = series(task, &mut verified, &mut slots, calls)?;
     let us = median(&samples).unwrap_or(f64::NAN);
     if let Some(floor) = task.floor_us.filter(|floor| us < *floor) {
         let reason = format!("{us:.2} us a call lies below {floor:.2} us, which nothing can beat");
@@ -117,6 +103,26 @@ fn time(task: &JudgedTask, mut verified: Verified<'_>) -> Result<Screened, Stop>
     let Verified { artefact, plan, checked, .. } = verified;
     let spread = relative_spread(&samples).unwrap_or(0.0);
     Ok(Screened { us, spread, samples, calls, artefact, plan, checked, contention: watch.finish() })
+}
+
+/// Calls of a timed batch, found untimed. The first estimate comes from cold calls, and on a busy
+/// machine a batch may be mostly waiting for its turn: a batch of four times the calls then takes
+/// much less than four times as long, and tells more.
+fn batch_size(verified: &mut Verified<'_>, slots: &mut Slots) -> Result<usize, Stop> {
+    let mut calls = calls_for(verified.estimate_us);
+    let mut wall = verified.session.batch(&slots.cycle(&mut verified.stream, calls))?.wall;
+    while wall < LONG_BATCH && calls < MOST_CALLS {
+        let more = (4 * calls).min(MOST_CALLS);
+        let longer = verified.session.batch(&slots.cycle(&mut verified.stream, more))?.wall;
+        let proportional = 4 * longer >= 3 * wall * (more / calls) as u32;
+        let call_us = micros(longer) / more as f64;
+        calls = if proportional { calls.max(calls_for(call_us)).min(more) } else { more };
+        if proportional {
+            break;
+        }
+        wall = longer;
+    }
+    Ok(calls)
 }
 
 /// Timed batches of `calls` calls: microseconds a call of each.
@@ -156,13 +162,7 @@ fn series(
     }
 }
 
-/// What a batch would have taken on an idle machine, roughly: its processor time where that is less.
-/// The child's word is believed only so far; it decides nothing but how many calls a batch has.
-pub(crate) fn undisturbed_us(batch: &Batch) -> f64 {
-    micros(batch.cpu.min(batch.wall).max(batch.wall / 64))
-}
-
-fn micros(time: Duration) -> f64 {
+pub(crate) fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 

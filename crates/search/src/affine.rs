@@ -1,7 +1,7 @@
 //! Index arithmetic: affine expressions over the iteration variables, and the reshape of one index
 //! into another.
 
-/// `offset + Σ coefficient[d] * variable[d]` over the dimensions of a [`crate::loops::Space`].
+/// `offset + Σ coefficient[d] * variable[d]` over the dimensions of an iteration space.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Affine {
     /// One coefficient for each iteration dimension.

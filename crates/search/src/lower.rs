@@ -12,7 +12,7 @@ use autokernel_core::dtype::Dtype;
 use autokernel_core::graph::{Arg, TensorMeta, Value};
 use autokernel_core::region::{Operand, Region, RegionNode};
 
-use crate::affine::{Affine, Reshape, flatten, row_major, unflatten};
+use crate::affine::{Affine, Domain, Reshape, flatten, row_major, unflatten};
 use crate::loops::{
     Access, Arena, Binary, Compare, Expr, Id, Logic, Program, Reduce, Reduction, Store, Unary,
 };
@@ -216,11 +216,14 @@ impl<'a> Lower<'a> {
                 .into());
             }
             let over_row = meta.numel() == self.space.total();
-            if !over_row && meta.numel() != self.space.rows() {
+            let row_level = meta.numel() == self.space.rows() && self.space.rows_in_order;
+            if !over_row && !row_level {
                 return Err(Unsupported::new(&node.op, "has another number of elements than the rest").into());
             }
             let flat = self.space.position(over_row);
-            let index = self.reshape(&flat, meta, &node.op)?;
+            // Over the whole row: this index is used in every segment.
+            let whole = self.space.whole();
+            let index = reshape(&flat, meta, &whole, &node.op)?;
             let operand = Operand::Node(*node_index);
             let access = self.access(number, meta, &index);
             if over_row {
@@ -245,14 +248,9 @@ impl<'a> Lower<'a> {
         Access { tensor, offset: at.offset, strides: at.coefficients }
     }
 
-    /// The index in `meta`'s shape of a row-major position.
+    /// The index in `meta`'s shape of a row-major position, within the current segment.
     fn reshape(&self, flat: &Affine, meta: &TensorMeta, op: &str) -> Result<Vec<Affine>, Stop> {
-        unflatten(flat, &meta.shape, &self.domain).map_err(|error| match error {
-            Reshape::Split { dim, inner } => Stop::SplitDim { dim, inner },
-            Reshape::Impossible => {
-                Unsupported::new(op, "walks through memory in a way that is not affine").into()
-            }
-        })
+        reshape(flat, meta, &self.domain, op)
     }
 
     /// A value as a number.
@@ -389,6 +387,15 @@ fn check_numbers(node: &RegionNode) -> Result<(), Stop> {
         return Ok(());
     }
     Err(Unsupported::new(&node.op, format!("computes in {}", meta.dtype.name())).into())
+}
+
+fn reshape(flat: &Affine, meta: &TensorMeta, domain: &Domain, op: &str) -> Result<Vec<Affine>, Stop> {
+    unflatten(flat, &meta.shape, domain).map_err(|error| match error {
+        Reshape::Split { dim, inner } => Stop::SplitDim { dim, inner },
+        Reshape::Impossible => {
+            Unsupported::new(op, "walks through memory in a way that is not affine").into()
+        }
+    })
 }
 
 /// Dense in some order of its dimensions.

@@ -24,14 +24,17 @@ pub struct Partition {
     pub left: Vec<(String, String)>,
 }
 
-/// Nodes in one region, and inputs of it; more make kernels that no compiler likes.
+/// Nodes in one region, and inputs and outputs of it; more make kernels that no compiler likes.
 const MAX_NODES: usize = 160;
-const MAX_INPUTS: usize = 24;
+const MAX_TENSORS: usize = 32;
 /// Additional operations that are worth moving one byte less.
 const WORK_PER_BYTE: u64 = 6;
-/// A rough machine for what cannot win anyway: bytes a microsecond, microseconds of an ATen call,
-/// elements a microsecond of a transcendental function in ATen, microseconds of a call of ours.
-const BYTES_PER_US: f64 = 12_000.0;
+/// A rough machine for what cannot win anyway: bytes a microsecond from memory and, up to so many
+/// bytes, from cache; microseconds of an ATen call; elements a microsecond of a transcendental function
+/// in ATen; microseconds of a call of ours.
+const MEMORY_BYTES_PER_US: f64 = 12_000.0;
+const CACHE_BYTES_PER_US: f64 = 40_000.0;
+const CACHE_BYTES: u64 = 1 << 20;
 const ATEN_CALL_US: f64 = 1.0;
 const DEAR_PER_US: f64 = 2_000.0;
 const CALL_US: f64 = 2.4;
@@ -163,7 +166,7 @@ impl<'g> Cutter<'g> {
             let (Some(a), Some(b)) = (groups.get(&mine), groups.get(&theirs)) else { continue };
             let mut members: BTreeSet<usize> = a.members.union(&b.members).copied().collect();
             members.extend(way);
-            if members.len() > MAX_NODES || !self.is_convex(&members) || self.stores_twice(&members) {
+            if members.len() > MAX_NODES || !self.is_convex(&members) || self.stores_needlessly(&members) {
                 continue;
             }
             let joined = self.price(members);
@@ -221,28 +224,31 @@ impl<'g> Cutter<'g> {
         self.users[number].iter().any(|user| !members.contains(user))
     }
 
-    /// Whether a value and a view of it would both be written.
-    fn stores_twice(&self, members: &BTreeSet<usize>) -> bool {
-        members.iter().any(|number| {
-            self.classes[*number]
-                .is_some_and(|class| matches!(class, Class::View | Class::Split | Class::Pick))
-                && self.leaves(members, *number)
-                && self.operands[*number].iter().any(|operand| {
-                    members.contains(operand)
-                        && self.graph.nodes[*operand].value.tensor().is_some()
-                        && self.leaves(members, *operand)
-                })
-        })
+    /// Whether a value and a view of it would both be written, or a tensor of one number.
+    fn stores_needlessly(&self, members: &BTreeSet<usize>) -> bool {
+        let fill =
+            |number: &usize| self.classes[*number] == Some(Class::Fill) && self.leaves(members, *number);
+        members.iter().any(fill)
+            || members.iter().any(|number| {
+                self.classes[*number]
+                    .is_some_and(|class| matches!(class, Class::View | Class::Split | Class::Pick))
+                    && self.leaves(members, *number)
+                    && self.operands[*number].iter().any(|operand| {
+                        members.contains(operand)
+                            && self.graph.nodes[*operand].value.tensor().is_some()
+                            && self.leaves(members, *operand)
+                    })
+            })
     }
 
     fn price(&self, members: BTreeSet<usize>) -> Group {
         let lowered = self.extract(&members).and_then(|(region, _)| Ok((lower(&region)?, region)));
         match lowered {
-            Ok((program, region)) if region.inputs.len() <= MAX_INPUTS => {
+            Ok((program, region)) if region.inputs.len() + region.outputs.len() <= MAX_TENSORS => {
                 let work = program.rows() * program.row * element_cost(&program);
                 Group { members, cost: Some((region.bytes(), work)), reason: String::new() }
             }
-            Ok(_) => Group { members, cost: None, reason: "has too many inputs".to_owned() },
+            Ok(_) => Group { members, cost: None, reason: "has too many inputs and outputs".to_owned() },
             Err(unsupported) => Group { members, cost: None, reason: unsupported.to_string() },
         }
     }
@@ -287,14 +293,19 @@ impl<'g> Cutter<'g> {
             Ok(pair) => pair,
             Err(unsupported) => return Some(unsupported.to_string()),
         };
-        let work: Vec<usize> = group.members.iter().copied().filter(|number| self.is_work(*number)).collect();
+        let work: Vec<usize> = group
+            .members
+            .iter()
+            .copied()
+            .filter(|number| self.is_work(*number) && self.classes[*number] != Some(Class::Fill))
+            .collect();
         if let [only] = work.as_slice()
             && !matches!(self.classes[*only], Some(Class::Transcendental | Class::Composite))
         {
             return Some("stands alone, and PyTorch runs it at the speed of memory".to_owned());
         }
         let plain: f64 = work.iter().map(|number| self.plain_us(*number)).sum();
-        let ours = CALL_US + region.bytes() as f64 / BYTES_PER_US;
+        let ours = CALL_US + move_us(region.bytes());
         if plain - ours < 2.0 * CALL_US {
             return Some("is too small to win more than a call costs".to_owned());
         }
@@ -363,8 +374,12 @@ impl<'g> Cutter<'g> {
             _ => 0,
         };
         debug_assert!(self.by_name.contains_key(node.name.as_str()));
-        ATEN_CALL_US + (written + read) as f64 / BYTES_PER_US + dear as f64 / DEAR_PER_US
+        ATEN_CALL_US + move_us(written + read) + dear as f64 / DEAR_PER_US
     }
+}
+
+fn move_us(bytes: u64) -> f64 {
+    bytes as f64 / if bytes > CACHE_BYTES { MEMORY_BYTES_PER_US } else { CACHE_BYTES_PER_US }
 }
 
 fn metas(value: &Value) -> impl Iterator<Item = &TensorMeta> {

@@ -79,6 +79,19 @@ impl Schedule {
         self.kept[segment].contains_key(&id) && self.stages[id.index()] < pass
     }
 
+    /// The parameter that says how many vectors a pass takes at a time. Few passes have one each; many
+    /// share two, so that the sweep stays small.
+    pub fn unroll(&self, pass: usize) -> String {
+        let number = if self.passes.len() <= 3 {
+            pass + 1
+        } else if pass + 1 < self.passes.len() {
+            1
+        } else {
+            2
+        };
+        format!("U{number}")
+    }
+
     /// Number of row buffers.
     pub fn buffers(&self) -> usize {
         self.kept.iter().map(BTreeMap::len).max().unwrap_or(0)
@@ -89,7 +102,9 @@ impl Schedule {
 pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Schedule> {
     let stages = stages(program);
     let passes = passes(program, &stages);
-    let flat = program.kept.is_empty() && program.reduces.is_empty() && program.segments.len() == 1;
+    let only_lanes = program.stores.iter().all(|store| matches!(store, Store::Lane(..)));
+    let flat =
+        program.kept.is_empty() && program.reduces.is_empty() && program.segments.len() == 1 && only_lanes;
     let mut base = Schedule {
         passes,
         stages,
@@ -115,8 +130,13 @@ pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Sch
         keeping.note = format!(
             "rows split over threads, {count} passes over a row, values between them in a row buffer"
         );
-        let dear =
-            keeping.kept.iter().flat_map(BTreeMap::keys).map(|id| cost(program, *id)).max().unwrap_or(0);
+        let dear = keeping
+            .kept
+            .iter()
+            .flat_map(BTreeMap::keys)
+            .map(|id| cost(program, *id, &BTreeMap::new()))
+            .max()
+            .unwrap_or(0);
         if dear >= DEAR {
             ideas.push(keeping);
             ideas.push(base);
@@ -196,11 +216,15 @@ fn own_cost(expr: Expr) -> u64 {
     }
 }
 
-/// What computing a lane-level value again costs more than one load.
-fn cost(program: &Program, root: Id) -> u64 {
+/// What computing a lane-level value again, from inputs and from what is `kept`, costs more than one load.
+fn cost(program: &Program, root: Id, kept: &BTreeMap<Id, usize>) -> u64 {
     let (mut seen, mut open, mut sum, mut loads) = (BTreeSet::new(), vec![root], 0, 0_u64);
     while let Some(id) = open.pop() {
         if !program.arena.is_lane(id) || !seen.insert(id) {
+            continue;
+        }
+        if id != root && kept.contains_key(&id) {
+            loads += 1;
             continue;
         }
         let expr = program.arena.get(id);
@@ -238,7 +262,7 @@ fn kept_values(program: &Program, base: &Schedule) -> Vec<BTreeMap<Id, usize>> {
                 }
                 let stage = base.stages[id.index()];
                 let at_hand = stage < pass && computed[stage].contains(&id);
-                if at_hand && cost(program, id) >= 2 && !program.arena.is_mask(id) {
+                if at_hand && cost(program, id, &kept) >= 2 && !program.arena.is_mask(id) {
                     kept.insert(id, kept.len());
                     continue;
                 }
@@ -298,7 +322,7 @@ fn params(
         };
         let fitting =
             guesses.iter().copied().filter(|unroll| *unroll == 1 || *unroll as u64 * WIDEST <= longest);
-        params.insert(format!("U{}", pass + 1), fitting.collect());
+        params.entry(schedule.unroll(pass)).or_insert_with(|| fitting.collect());
     }
     let metas = region.output_metas();
     let streamed: u64 = program

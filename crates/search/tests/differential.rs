@@ -72,11 +72,6 @@ fn pointwise_operators_with_nan_and_infinities() {
         "cos",
         "erf",
         "silu",
-        "hardswish",
-        "hardsigmoid",
-        "mish",
-        "log2",
-        "exp2",
         "gelu",
         "relu",
         "leaky_relu",
@@ -286,6 +281,38 @@ fn repeated_heads_and_cut_dimensions() {
     );
     let copy = sketch.call("aten.clone.default", vec![r(&expanded)], Dtype::F32, &[2, 4, 9, 8]);
     verify(&sketch.region(&[copy]), 13);
+}
+
+/// An output of one element a row without any reduction, and rows that are summed in blocks.
+#[test]
+fn gates_of_rows_and_long_rows() {
+    let mut sketch = Sketch::default();
+    let (x, gate) = (sketch.input(Dtype::F32, &[6, 3, 20]), sketch.input(Dtype::F32, &[6, 3, 1]));
+    let open = sketch.call("aten.sigmoid.default", vec![r(&gate)], Dtype::F32, &[6, 3, 1]);
+    let gated = sketch.call("aten.mul.Tensor", vec![r(&x), r(&open)], Dtype::F32, &[6, 3, 20]);
+    verify(&sketch.region(&[open, gated]), 31);
+
+    let shape = [3, 20_011];
+    let mut sketch = Sketch::default();
+    let x = sketch.input(Dtype::F32, &shape);
+    let bent = sketch.call("aten.tanh.default", vec![r(&x)], Dtype::F32, &shape);
+    let (mean, top) = (keepdim(&bent, &[-1]), keepdim(&bent, &[-1]));
+    let mean = sketch.call("aten.mean.dim", mean, Dtype::F32, &[3, 1]);
+    let top = sketch.call("aten.amax.default", top, Dtype::F32, &[3, 1]);
+    verify(&sketch.region(&[mean, top]), 37);
+}
+
+#[test]
+fn rarer_activations() {
+    let shape = [5, 23];
+    let mut sketch = Sketch::default();
+    let x = sketch.input(Dtype::F32, &shape);
+    let names = ["hardswish", "hardsigmoid", "mish", "log2", "exp2"];
+    let outputs: Vec<String> = names
+        .iter()
+        .map(|name| sketch.call(&format!("aten.{name}.default"), vec![r(&x)], Dtype::F32, &shape))
+        .collect();
+    verify(&sketch.region(&outputs), 29);
 }
 
 /// Large enough to be written around the caches, and by several threads; also as one flat loop.

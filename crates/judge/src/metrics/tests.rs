@@ -1,3 +1,5 @@
+//! The metrics on honest, cheap and wrong outputs.
+
 use std::path::Path;
 
 use autokernel_core::contract::Contract;

@@ -1,3 +1,5 @@
+//! The protocol over simulated processes, honest and not.
+
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;

@@ -47,10 +47,8 @@ fn truth(interpreter: &Interpreter, dir: &Path, body: &str) -> Truth {
 }
 
 pub(crate) fn a_model_is_compared_with_its_stand_ins() {
-    let interpreter = match discover(None) {
-        Ok(found) => found,
-        Err(why) => return eprintln!("skipped: {why}"),
-    };
+    // Without a torch there is nothing to compare.
+    let Ok(interpreter) = discover(None) else { return };
     let dir = tempfile::tempdir().unwrap();
     let slow = "for _ in range(12): y = torch.exp(x) * 0.5\n        return y";
     let truth = truth(&interpreter, dir.path(), slow);

@@ -3,6 +3,9 @@
 use super::{Emitter, shift};
 use crate::loops::{Expr, Id, Reduction, Store, Unary};
 
+/// Elements that one set of accumulators sums.
+const LONG: u64 = 8192;
+
 const fn neutral(kind: Reduction) -> &'static str {
     match kind {
         Reduction::Sum => "E(0)",
@@ -29,7 +32,7 @@ const fn horizontal(kind: Reduction) -> &'static str {
 
 impl Emitter<'_> {
     pub(super) fn pass(&mut self, pass: usize) {
-        let unroll = format!("U{}", pass + 1);
+        let unroll = self.schedule.unroll(pass);
         let reduces = self.schedule.passes[pass].reduces.clone();
         self.text.line(&format!("// Pass {} of {}.", pass + 1, self.schedule.passes.len()));
         for reduce in &reduces {
@@ -68,7 +71,26 @@ impl Emitter<'_> {
         self.text.line(&format!("auto step{segment} = [&](auto whole, int64_t j, int n{parameters}) __attribute__((always_inline)) {{"));
         self.body(pass, segment);
         self.text.line("};");
-        self.text.line(&format!("sweep<{unroll}>({start}, {end}, step{segment}{accumulators});"));
+        let sums = reduces.iter().any(|reduce| self.program.reduces[*reduce].kind == Reduction::Sum);
+        let (from, to) = self.program.segments[segment];
+        if !sums || to - from <= LONG {
+            self.text.line(&format!("sweep<{unroll}>({start}, {end}, step{segment}{accumulators});"));
+            return;
+        }
+        // Sums of sums: an error that grows with the number of terms would pass what PyTorch's own sums have.
+        self.text.line(&format!("for (int64_t b = {start}; b < {end}; b += {LONG}) {{"));
+        for reduce in &reduces {
+            let start = neutral(self.program.reduces[*reduce].kind);
+            self.text.line(&format!("V b{reduce}[{unroll}];\nfor (V& a : b{reduce}) a = splat({start});"));
+        }
+        let stop = format!("b + {LONG} < {end} ? b + {LONG} : {end}");
+        self.text.line(&format!("sweep<{unroll}>(b, {stop}, step{segment}{});", joined(", b")));
+        for reduce in &reduces {
+            let kind = self.program.reduces[*reduce].kind;
+            let value = combine(kind, &format!("a{reduce}[u]"), &format!("b{reduce}[u]"));
+            self.text.line(&format!("for (int u = 0; u < {unroll}; ++u) a{reduce}[u] = {value};"));
+        }
+        self.text.line("}");
     }
 
     /// What happens at one vector of the row.

@@ -204,7 +204,7 @@ impl<'r> Lower<'r> {
                 let (mean, variance) = self.moments(node, &row, correction(node)?)?;
                 Ok(if result == 0 { variance } else { mean })
             }
-            "native_layer_norm" => self.layer_norm(node, result, index),
+            "native_layer_norm" => self.normalised(node, result, index),
             _ => Err(Unsupported::new(&node.op, "has no meaning in the operator table").into()),
         }
     }
@@ -248,7 +248,7 @@ impl<'r> Lower<'r> {
     }
 
     /// Normalised rows, scaled and shifted; results one and two are the mean and `1 / sqrt(variance + eps)`.
-    fn layer_norm(&mut self, node: &RegionNode, result: usize, index: &[Affine]) -> Result<Id, Stop> {
+    fn normalised(&mut self, node: &RegionNode, result: usize, index: &[Affine]) -> Result<Id, Stop> {
         let row = self.row(node, index.to_vec())?;
         let (mean, variance) = self.moments(node, &row, 0.0)?;
         if result == 1 {

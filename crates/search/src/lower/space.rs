@@ -24,13 +24,16 @@ pub(super) struct Space {
     pub(super) row_dims: usize,
     pub(super) segments: Vec<(u64, u64)>,
     reduces: bool,
+    /// Whether the rows are still those of the tensor that the space was made from.
+    pub(super) rows_in_order: bool,
 }
 
 impl Space {
-    /// The space of a region: what its first reduction runs over, or else its first output.
+    /// The space of a region: what its first reduction runs over, or else its largest output.
     pub(super) fn of(region: &Region) -> Result<Self, Unsupported> {
-        let output =
-            *region.output_metas().first().ok_or_else(|| Unsupported::new("region", "has no output"))?;
+        let metas = region.output_metas();
+        let largest = metas.iter().rev().max_by_key(|meta| meta.numel());
+        let output = *largest.ok_or_else(|| Unsupported::new("region", "has no output"))?;
         let mut anchor = None;
         for node in &region.nodes {
             if matches!(op::class(&node.op), Some(Class::Reduction | Class::Composite)) {
@@ -59,10 +62,13 @@ impl Space {
         let is_reduced = |dim: usize| reduced.is_some_and(|dims| dims.contains(&dim));
         let mut order: Vec<usize> = (0..shape.shape.len()).filter(|dim| shape.shape[*dim] > 1).collect();
         order.sort_by_key(|dim| (is_reduced(*dim), std::cmp::Reverse(layout.stride[*dim])));
+        // Without a reduction the row is the dimension that memory walks fastest.
+        let fastest = order.last().copied();
+        let in_row = |dim: usize| is_reduced(dim) || reduced.is_none() && fastest == Some(dim);
         let mut group_weights = vec![1; shape.shape.len()];
         let mut sums = [1_i64, 1];
         for dim in (0..shape.shape.len()).rev() {
-            let sum = &mut sums[usize::from(is_reduced(dim))];
+            let sum = &mut sums[usize::from(in_row(dim))];
             group_weights[dim] = *sum;
             *sum *= shape.shape[dim] as i64;
         }
@@ -74,15 +80,13 @@ impl Space {
                 group_weight: group_weights[*dim],
             })
             .collect();
-        let mut row_dims = order.iter().filter(|dim| is_reduced(**dim)).count();
-        if reduced.is_none() && !dims.is_empty() {
-            row_dims = 1;
-        }
+        let mut row_dims = order.iter().filter(|dim| in_row(**dim)).count();
         if row_dims == 0 {
             dims.push(Dim { size: 1, weight: 1, group_weight: 1 });
             row_dims = 1;
         }
-        let mut space = Self { dims, row_dims, segments: vec![], reduces: reduced.is_some() };
+        let mut space =
+            Self { dims, row_dims, segments: vec![], reduces: reduced.is_some(), rows_in_order: true };
         space.segments = vec![(0, space.row())];
         Ok(space)
     }
@@ -114,7 +118,7 @@ impl Space {
         for (d, (dim, coefficient)) in self.dims.iter().zip(&mut flat.coefficients).enumerate() {
             if over_row {
                 *coefficient = dim.weight;
-            } else if d < first_row && self.reduces {
+            } else if d < first_row {
                 *coefficient = dim.group_weight;
             }
         }
@@ -126,9 +130,14 @@ impl Space {
         self.dims[self.first_row()..].iter().map(|dim| dim.group_weight).collect()
     }
 
+    /// The values of the variables over the whole row.
+    pub(super) fn whole(&self) -> Vec<(i64, i64)> {
+        self.dims.iter().map(|dim| (0, dim.size as i64)).collect()
+    }
+
     /// The values of the variables in one segment.
     pub(super) fn domain(&self, segment: usize) -> Vec<(i64, i64)> {
-        let mut domain: Vec<(i64, i64)> = self.dims.iter().map(|dim| (0, dim.size as i64)).collect();
+        let mut domain = self.whole();
         if self.segments.len() > 1
             && let (Some(last), Some((start, end))) = (domain.last_mut(), self.segments.get(segment))
         {
@@ -152,6 +161,8 @@ impl Space {
         self.dims.insert(dim + 1, Dim { size: inner, ..old });
         if in_row && self.reduces {
             self.row_dims += 1;
+        } else if in_row {
+            self.rows_in_order = false;
         }
         self.segments = vec![(0, self.row())];
         Ok(())
