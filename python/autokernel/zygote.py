@@ -34,11 +34,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def steady_allocator() -> None:
     """Puts glibc's allocator where a process that has lived for a while has it.
 
-    Freeing a large block raises the size from which blocks come straight from the system, up to
-    32 MiB; until then every large output is mapped, touched page by page and given back, which costs
-    more than most kernels, and which contestant has freed a block before is chance. Blocks above
-    32 MiB stay mapped, as they are for users. Trimming is put off because a batch keeps many outputs
-    alive where a model keeps one. No effect where the C library has no such switch.
+    For batches of several calls, which keep as many outputs alive and free them at once: by default
+    that memory goes back to the system each time, and touching it anew costs more than most kernels.
+    No user's loop does that. Freeing a large block also raises the size from which blocks come
+    straight from the system, up to 32 MiB, and which contestant has freed one before is chance.
+    With one call a batch a child lives as a user's loop does, and the allocator stays as it is.
+    No effect where the C library has no such switch.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -230,6 +231,7 @@ class Child:
         self.subject = subject
         self.staged: list[tuple[tuple, dict]] = []
         self.results: list[Any] = []
+        self.steady = False
         self._words: dict[Any, dict[str, Any]] = {}
         # Forked children would share one address layout, and with it its luck; shift each a little.
         self._padding = [torch.empty(4096 * (1 + byte)) for byte in os.urandom(2)]
@@ -256,6 +258,9 @@ class Child:
     def batch(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
         """Runs the calls back to back. With `addresses: false` the reply says only that they are done; see `outputs`."""
         run = self.subject.run
+        if len(body["calls"]) > 1 and not self.steady:
+            self.steady = True
+            steady_allocator()
         calls = [self.staged[index] for index in body["calls"]]
         self.results = results = []
         keep = results.append
@@ -288,7 +293,6 @@ class Child:
 def main(connection: Connection | None = None) -> None:
     """Serves the role until the parent is gone."""
     connection = connection or Connection.from_environment()
-    steady_allocator()
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
     serve(connection, Zygote(connection).handlers())

@@ -12,6 +12,7 @@ use autokernel_core::region::Region;
 use autokernel_judge::{Child, Contestant, Zygote};
 use autokernel_worker::python::{self, Peer, PeerError};
 use autokernel_worker::sandbox::{Confinement, Domain};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::EngineError;
@@ -66,6 +67,16 @@ impl Subject<'_> {
 pub(crate) struct Prepared {
     pub(crate) zygote: Shared,
     pub(crate) compile_s: f64,
+    /// For a model with kernels of ours: in how many places each region was found.
+    pub(crate) places: Option<BTreeMap<String, usize>>,
+}
+
+/// A zygote's answer to `prepare`.
+#[derive(Deserialize)]
+struct Ready {
+    compile_seconds: f64,
+    #[serde(default)]
+    places: Option<BTreeMap<String, usize>>,
 }
 
 /// Starts a zygote and compiles its subject; nothing of it has run afterwards.
@@ -91,17 +102,17 @@ fn prepare_once(tools: &Tools, subject: &Subject<'_>, scratch: &Path, ahead: boo
             spawn_confined(tools, read, scratch)?
         }
     };
-    let compile_s = compile(&mut peer, tools, subject, ahead)?;
-    Ok(Prepared { zygote: Shared::new(peer), compile_s })
+    let ready = compile(&mut peer, tools, subject, ahead)?;
+    Ok(Prepared { zygote: Shared::new(peer), compile_s: ready.compile_seconds, places: ready.places })
 }
 
-fn compile(peer: &mut Peer, tools: &Tools, subject: &Subject<'_>, ahead: bool) -> Result<f64, EngineError> {
+fn compile(peer: &mut Peer, tools: &Tools, subject: &Subject<'_>, ahead: bool) -> Result<Ready, EngineError> {
     let reply = peer.request(
         "prepare",
         json!({ "subject": subject.body(ahead), "threads": tools.threads }),
         PREPARE_TIMEOUT,
     )?;
-    Ok(reply.get("compile_seconds").and_then(Value::as_f64).unwrap_or(0.0))
+    Ok(serde_json::from_value(reply)?)
 }
 
 /// The folder of a model's file, which a confined child has to read.
@@ -142,8 +153,8 @@ impl Shared {
     }
 
     /// Gives it another subject.
-    pub(crate) fn prepare(&self, tools: &Tools, subject: &Subject<'_>) -> Result<f64, EngineError> {
-        compile(&mut self.0.borrow_mut(), tools, subject, true)
+    pub(crate) fn prepare(&self, tools: &Tools, subject: &Subject<'_>) -> Result<(), EngineError> {
+        compile(&mut self.0.borrow_mut(), tools, subject, true).map(|_| ())
     }
 
     /// As one who runs.

@@ -127,7 +127,7 @@ impl Baselines {
         for (how, slot) in [("eager", &mut self.eager), ("inductor", &mut self.inductor)] {
             let subject = Subject::Baseline { region: &task.region, how };
             let ready = match slot.as_ref().filter(|zygote| zygote.alive()) {
-                Some(zygote) => zygote.prepare(tools, &subject).map(|_| ()),
+                Some(zygote) => zygote.prepare(tools, &subject),
                 None => prepare(tools, &subject, scratch).map(|prepared| *slot = Some(prepared.zygote)),
             };
             if let Err(error) = ready {

@@ -18,8 +18,13 @@ const STACK: u64 = 128 * 1024;
 /// Elements in a vector register of f32 on the widest machine; only steers which values are offered.
 const WIDEST: u64 = 16;
 /// Bytes of output from which writing around the caches may pay, and from which it is the first guess.
-const STREAM_OFFER: u64 = 1 << 20;
-const STREAM_FIRST: u64 = 4 << 20;
+///
+/// What goes around the caches has to be fetched again by its reader. A screen has no reader, so a
+/// small output would look better streamed and be worse in the model: it is not offered there.
+const STREAM_OFFER: u64 = 8 << 20;
+const STREAM_FIRST: u64 = 8 << 20;
+/// Bytes moved from which reading ahead may pay.
+const AHEAD_OFFER: u64 = 1 << 20;
 /// Elements times cost that one thread does in about ten microseconds.
 const THREAD_WORK: u64 = 40_000;
 
@@ -337,7 +342,7 @@ fn params(
     if streamed >= STREAM_OFFER {
         params.insert("STREAM".to_owned(), if streamed >= STREAM_FIRST { vec![1, 0] } else { vec![0, 1] });
     }
-    if region.bytes() >= STREAM_OFFER && (program.rows() > 1 || schedule.flat) {
+    if region.bytes() >= AHEAD_OFFER && (program.rows() > 1 || schedule.flat) {
         let values = if schedule.passes.len() > 1 { vec![1, 0, 2] } else { vec![0, 512, 2048] };
         params.insert("AHEAD".to_owned(), values);
     }
@@ -354,7 +359,8 @@ fn grains(program: &Program, device: &Device) -> Vec<i64> {
     let enough = (THREAD_WORK / element_cost(program).max(1)).max(1);
     let all = (elements / threads).min(enough).max(1) as i64;
     let alone = elements as i64 + 1;
-    if work >= 8 * THREAD_WORK {
+    // Two threads may share one core, and then a second one can cost more than it brings.
+    if work >= 128 * THREAD_WORK {
         vec![all]
     } else if work >= THREAD_WORK {
         vec![all, alone]

@@ -28,7 +28,7 @@ pub enum Outcome {
 }
 
 /// Points in all, unless told otherwise.
-const LIMIT: usize = 48;
+const LIMIT: usize = 32;
 /// Guesses for one file.
 const GUESSES: usize = 6;
 /// A file this far behind after its guesses is dropped.
