@@ -92,7 +92,12 @@ pub(crate) fn prepare(tools: &Tools, subject: &Subject<'_>, scratch: &Path) -> R
     }
 }
 
-fn prepare_once(tools: &Tools, subject: &Subject<'_>, scratch: &Path, ahead: bool) -> Result<Prepared, EngineError> {
+fn prepare_once(
+    tools: &Tools,
+    subject: &Subject<'_>,
+    scratch: &Path,
+    ahead: bool,
+) -> Result<Prepared, EngineError> {
     let mut peer = match subject {
         Subject::Baseline { .. } | Subject::Plain { .. } => spawn_trusted(tools, "zygote", scratch)?,
         Subject::Packaged { package, .. } => spawn_confined(tools, vec![(*package).to_owned()], scratch)?,

@@ -22,9 +22,10 @@ use crate::session::{Oracle, Tools};
 /// Input draws of the whole model that are timed and checked.
 const DRAWS: usize = 4;
 
-/// Timed batches of one process: enough that the median of a process rides out the moments in which
-/// something else had the core.
-const BATCHES: usize = 15;
+/// Timed batches of one process, in turns with the other forms: enough that the median of a process
+/// rides out the moments in which something else had the core.
+const TURNS: usize = 4;
+const PER_TURN: usize = 4;
 
 /// Reductions of a whole model are not counted one by one; its outputs are held to the model's own
 /// error, so that the centred cap only has to catch what is no noise at all.
@@ -70,7 +71,7 @@ pub(crate) fn gate(
     let contest = Contest {
         truth: &truth,
         staging: Staging::Draws(draws),
-        protocol: Protocol { staged: 2, batches: BATCHES, ..Protocol::default() },
+        protocol: Protocol { staged: 2, batches: TURNS, per_turn: PER_TURN, ..Protocol::default() },
     };
     let facts = Facts {
         subject: oracle.model.name.clone(),
@@ -149,7 +150,11 @@ fn prepare_forms(
                 report.compile_s = ready.compile_s;
                 if let Some(places) = &ready.places {
                     let found = places.values().filter(|count| **count > 0).count();
-                    let what = format!("{form}: {found} of {} kernels in place, {} places in all", places.len(), places.values().sum::<usize>());
+                    let what = format!(
+                        "{form}: {found} of {} kernels in place, {} places in all",
+                        places.len(),
+                        places.values().sum::<usize>()
+                    );
                     observer.observe(&Event::Note { what });
                 }
                 prepared.push((form.to_owned(), ready));

@@ -29,8 +29,10 @@ use crate::truth::Truth;
 pub struct Protocol {
     /// A timed batch of the fastest contestant lasts at least this long.
     pub batch_ms: f64,
-    /// Timed batches of a process.
+    /// Turns of a process; it stands still between them.
     pub batches: usize,
+    /// Timed batches of one turn.
+    pub per_turn: usize,
     /// Sets staged in a process.
     pub staged: usize,
     /// A process warms up for at least this long.
@@ -43,7 +45,15 @@ pub struct Protocol {
 
 impl Default for Protocol {
     fn default() -> Self {
-        Self { batch_ms: 6.0, batches: 5, staged: 4, warm_ms: 20.0, output_bytes: 256 << 20, calls: 2048 }
+        Self {
+            batch_ms: 6.0,
+            batches: 5,
+            per_turn: 1,
+            staged: 4,
+            warm_ms: 20.0,
+            output_bytes: 256 << 20,
+            calls: 2048,
+        }
     }
 }
 
@@ -247,7 +257,7 @@ pub(crate) fn round(
         let turn = stream.order(running.len());
         for index in &turn {
             let check = check && contestants[*index].checked;
-            let outputs = timed(&mut running[*index], *index, &order, check)?;
+            let outputs = timed(&mut running[*index], *index, &order, protocol.per_turn, check)?;
             if let Some(outputs) = outputs {
                 let called: Vec<usize> = order.iter().map(|call| sets[*call]).collect();
                 verify(&running[*index], *index, &outputs, &called, &mut state.records[*index])?;
@@ -331,11 +341,13 @@ fn sequence(stream: &mut Stream, sets: usize, count: usize) -> Vec<usize> {
     calls
 }
 
-/// Times one batch and leaves the child frozen; says where its outputs lie when they are wanted.
+/// Times the batches of one turn and leaves the child frozen; says where the outputs of the last one
+/// lie when they are wanted.
 fn timed(
     running: &mut Running,
     index: usize,
     order: &[usize],
+    per_turn: usize,
     wanted: bool,
 ) -> Result<Option<Vec<Vec<RemoteTensor>>>, RoundStop> {
     let name = running.name.clone();
@@ -345,18 +357,23 @@ fn timed(
     let child = &mut running.child;
     child.thaw().map_err(fail)?;
     child.release(timeout).map_err(fail)?;
-    if order.len() >= 4 {
-        // Threads that were frozen wake up outside the timed batch; with fewer calls it would cost
-        // as much as the batch itself and be lost in it.
+    if order.len() >= 4 || per_turn > 1 {
+        // Threads that were frozen wake up, perhaps all on one core, outside of what is timed. A turn
+        // of a single short batch has them in it: there the call would cost as much as the batch.
         child.batch(&order[..1], timeout).map_err(fail)?;
         child.release(timeout).map_err(fail)?;
     }
-    let wall = child.batch(order, timeout).map_err(fail)?;
+    for batch in 0..per_turn.max(1) {
+        if batch > 0 {
+            child.release(timeout).map_err(fail)?;
+        }
+        let wall = child.batch(order, timeout).map_err(fail)?;
+        running.us.push(wall.as_secs_f64() * 1e6 / order.len() as f64);
+    }
     // Kernels are leaf code on the caller's thread pool, and the bridge is ours: between the reply
     // and the freeze nothing of the candidate runs.
     let outputs = if wanted { Some(child.outputs(timeout).map_err(fail)?) } else { None };
     child.freeze().map_err(fail)?;
-    running.us.push(wall.as_secs_f64() * 1e6 / order.len() as f64);
     Ok(outputs)
 }
 
