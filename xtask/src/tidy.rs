@@ -58,18 +58,19 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 }
 
 fn check_file(name: &str, text: &str, broken: &mut Vec<String>) {
+    let is = |ending: &str| Path::new(name).extension().is_some_and(|found| found == ending);
     let lines = text.lines().count();
     if lines > MOST_LINES {
         broken.push(format!("{name}: {lines} lines, at most {MOST_LINES}; split it by subject"));
     }
-    if name.ends_with(".rs") && !text.trim_start().starts_with("//!") {
+    if is("rs") && !text.trim_start().starts_with("//!") {
         broken.push(format!("{name}: begins without `//!` that says what it is for"));
     }
-    if name.ends_with(".py") && !text.trim_start().starts_with("\"\"\"") && !text.trim().is_empty() {
+    if is("py") && !text.trim_start().starts_with("\"\"\"") && !text.trim().is_empty() {
         broken.push(format!("{name}: begins without a docstring that says what it is for"));
     }
     let unsafe_word = ["unsafe", " {"].concat();
-    if name.ends_with(".rs") && text.contains(&unsafe_word) && !name.starts_with("crates/worker/") {
+    if is("rs") && text.contains(&unsafe_word) && !name.starts_with("crates/worker/") {
         broken.push(format!("{name}: unsafe code outside crates/worker"));
     }
     if name.starts_with("crates/search/src") {

@@ -8,11 +8,13 @@ use serde::Serialize;
 use crate::certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
-use crate::gate::{Entry, compare, gate};
+use crate::gate::{Entry, Gate, compare, gate};
 use crate::options::ModelSpec;
-use crate::package::read_manifest;
+use crate::package::{Manifest, read_manifest};
 use crate::report::{DeviceReport, FormReport, Versions};
-use crate::session::{Oracle, Tools};
+use crate::session::{Capture, Oracle, Tools, open_to_children, scratch};
+use crate::tasks::rank;
+use crate::trial::{Baselines, compare_packaged, stage};
 
 /// `autokernel.bench/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -27,7 +29,16 @@ pub struct BenchReport {
     pub claims: Vec<Claim>,
 }
 
-/// Measures the claims of the package again.
+/// What takes part in every measurement of `bench`.
+struct Bench<'a> {
+    tools: &'a Tools,
+    package: &'a Path,
+    certificate: &'a Certificate,
+    manifest: &'a Manifest,
+    scratch: &'a Path,
+}
+
+/// Measures the claims of the package again: each region against the best baseline, then the model.
 pub fn bench(
     mut tools: Tools,
     package: &Path,
@@ -42,11 +53,18 @@ pub fn bench(
         Some(spec) => ModelSpec::new(spec, certificate.options.model.inputs.clone()),
         None => certificate.options.model.clone(),
     };
-    let scratch = tempfile::tempdir()?;
-    crate::optimize::open_to_children(scratch.path())?;
+    let scratch = scratch()?;
     observer.observe(&Event::Stage { what: format!("loading {}", spec.spec) });
     let mut oracle = Oracle::start(&tools, &spec, certificate.options.seed, scratch.path())?;
-    oracle.capture(&tools)?;
+    let capture = oracle.capture(&tools)?;
+    let bench = Bench {
+        tools: &tools,
+        package,
+        certificate: &certificate,
+        manifest: &manifest,
+        scratch: scratch.path(),
+    };
+    let mut claims = bench.regions(&mut oracle, &capture, observer)?;
     let entry = Entry {
         model: &spec,
         seed: certificate.options.seed,
@@ -54,34 +72,11 @@ pub fn bench(
         artefacts: vec![],
     };
     let gate = gate(&mut oracle, &tools, &entry, scratch.path(), observer)?;
-    let best_plain = certificate.race.ranking().into_iter().find(|form| !form.starts_with("ours"));
-    let mut claims = vec![];
-    if let Some(speedup) = certificate.speedup {
-        let rows = [
-            ("eager", Some("eager".to_owned()), speedup.vs_eager),
-            ("the best plain form", best_plain, speedup.vs_best_plain),
-        ];
-        for (name, from, claimed) in rows {
-            let one = Interval { value: 1.0, low: 1.0, high: 1.0 };
-            let measured = match from.as_deref() {
-                Some(from) if from == certificate.chosen => Some(one),
-                Some(from) => compare(&gate.race, from, &certificate.chosen),
-                None => None,
-            };
-            // A form that is out now has no figure: the claim does not hold.
-            let measured = measured.unwrap_or(Interval { value: 0.0, low: 0.0, high: 0.0 });
-            claims.push(Claim {
-                what: format!("{} over {name}", certificate.chosen),
-                claimed,
-                measured,
-                holds: overlaps(claimed, measured),
-            });
-        }
-    }
+    claims.extend(bench.model(&gate));
     Ok(BenchReport {
         schema: "autokernel.bench/1".to_owned(),
         package: package.display().to_string(),
-        form: certificate.chosen,
+        form: certificate.chosen.clone(),
         device: tools.device_report(),
         versions: tools.versions(),
         forms: gate.forms,
@@ -89,8 +84,74 @@ pub fn bench(
     })
 }
 
+impl Bench<'_> {
+    fn regions(
+        &self,
+        oracle: &mut Oracle,
+        capture: &Capture,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Claim>, EngineError> {
+        let mut claims = vec![];
+        if self.manifest.regions.is_empty() {
+            return Ok(claims);
+        }
+        let tasks = rank(oracle, self.tools, capture)?.tasks;
+        let mut baselines = Baselines::new();
+        for kernel in &self.manifest.regions {
+            let id = &kernel.region.id;
+            let claimed =
+                self.certificate.regions.iter().find(|row| row.id == id.0).and_then(|row| row.speedup);
+            let (Some(claimed), Some(task)) = (claimed, tasks.iter().find(|task| task.region.id == *id))
+            else {
+                let what = format!("region {id} is not in this model as it was; its claim is not measured");
+                observer.observe(&Event::Note { what });
+                continue;
+            };
+            observer.observe(&Event::Stage { what: format!("measuring region {id}") });
+            let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch)?;
+            open_to_children(folder.path())?;
+            let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
+            baselines.prepare(self.tools, task, self.scratch, observer);
+            let (evidence, decided) =
+                compare_packaged(self.tools, &judged, &baselines, self.package, vec![], self.scratch)?;
+            let measured = decided.verdict.speedup().unwrap_or(NOTHING);
+            let what = format!("region {id} over {}", evidence.baseline);
+            claims.push(Claim { what, claimed, measured, holds: holds(claimed, measured) });
+        }
+        Ok(claims)
+    }
+
+    fn model(&self, gate: &Gate) -> Vec<Claim> {
+        let chosen = &self.certificate.chosen;
+        let best_plain = self.certificate.race.ranking().into_iter().find(|form| !form.starts_with("ours"));
+        let Some(speedup) = self.certificate.speedup else { return vec![] };
+        let rows = [
+            ("eager".to_owned(), Some("eager".to_owned()), speedup.vs_eager),
+            ("the best plain form".to_owned(), best_plain, speedup.vs_best_plain),
+        ];
+        rows.into_iter()
+            .map(|(name, from, claimed)| {
+                let measured = match from {
+                    Some(from) if from == *chosen => Interval { value: 1.0, low: 1.0, high: 1.0 },
+                    // A form that is out now has no figure: the claim does not hold.
+                    from => from.and_then(|from| compare(&gate.race, &from, chosen)).unwrap_or(NOTHING),
+                };
+                Claim {
+                    what: format!("{chosen} over {name}"),
+                    claimed,
+                    measured,
+                    holds: holds(claimed, measured),
+                }
+            })
+            .collect()
+    }
+}
+
+/// The figure of something that could not be measured.
+const NOTHING: Interval = Interval { value: 0.0, low: 0.0, high: 0.0 };
+
 /// A claim holds when what is measured now reaches into what was claimed, or lies above it.
-fn overlaps(claimed: Interval, measured: Interval) -> bool {
+fn holds(claimed: Interval, measured: Interval) -> bool {
     measured.high >= claimed.low
 }
 

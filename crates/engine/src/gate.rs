@@ -124,12 +124,15 @@ fn model_truth(
     Ok((Truth::prepare(contract, reply.draws).map_err(autokernel_judge::JudgeError::from)?, draws))
 }
 
+/// All forms for the report, and those that are ready to race.
+type PreparedForms = (Vec<FormReport>, Vec<(String, Prepared)>);
+
 fn prepare_forms(
     tools: &Tools,
     entry: &Entry<'_>,
     scratch: &Path,
     observer: &mut dyn Observer,
-) -> Result<(Vec<FormReport>, Vec<(String, Prepared)>), EngineError> {
+) -> Result<PreparedForms, EngineError> {
     let (mut forms, mut prepared) = (vec![], vec![]);
     let ours = entry.package.map(|package| OUR_FORMS.map(|form| (form, Some(package)))).into_iter().flatten();
     for (form, package) in PLAIN_FORMS.map(|form| (form, None)).into_iter().chain(ours) {

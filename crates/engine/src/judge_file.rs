@@ -1,5 +1,7 @@
 //! `judge`: one kernel file before the same judge that the search agent faces.
 
+use std::fmt::Write;
+
 use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::plan::check_region;
 use autokernel_core::task::Task;
@@ -13,7 +15,7 @@ use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::hunt::describe;
 use crate::options::OptimizeOptions;
-use crate::session::{Oracle, PythonChoice, Tools};
+use crate::session::{Oracle, PythonChoice, Tools, scratch};
 use crate::trial::{Baselines, judge, stage, verdict};
 
 /// Parameter points that `judge` screens at most before the verdict of the fastest.
@@ -73,8 +75,7 @@ pub fn judge_file(
         may_make: choice.may_make,
     };
     let tools = Tools::find(&choice, Some(options.threads), observer)?;
-    let scratch = tempfile::tempdir()?;
-    crate::optimize::open_to_children(scratch.path())?;
+    let scratch = scratch()?;
     observer.observe(&Event::Stage { what: format!("loading {}", options.model.spec) });
     let mut oracle = Oracle::start(&tools, &options.model, options.seed, scratch.path())?;
     oracle.capture(&tools)?;
@@ -186,17 +187,18 @@ fn empty_report(run: &str, task: &Task, verdict: &Verdict) -> JudgeReport {
 fn describe_report(report: &JudgeReport) -> String {
     let mut text = format!("region {}: {}", report.region, report.verdict);
     if let Some(stage) = report.stage {
-        text.push_str(&format!(" at {}: {}", stage.name(), report.reason));
+        let _ = write!(text, " at {}: {}", stage.name(), report.reason);
     }
     if let Some(speedup) = report.speedup {
         let against = report.baseline.as_deref().unwrap_or("the baseline");
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             ", {:.2}x [{:.2}, {:.2}] against {against}",
             speedup.value, speedup.low, speedup.high
-        ));
+        );
     }
     for (params, us) in report.screened.iter().take(8) {
-        text.push_str(&format!("\n  screen: {us:.1} us with {}", describe(params)));
+        let _ = write!(text, "\n  screen: {us:.1} us with {}", describe(params));
     }
     text
 }

@@ -8,6 +8,7 @@ mod doctor;
 mod error;
 mod event;
 mod gate;
+mod harvest;
 mod hunt;
 mod judge_file;
 mod optimize;

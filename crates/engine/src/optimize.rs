@@ -1,43 +1,23 @@
 //! `optimize`: the whole way from a model to a package.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use autokernel_core::stats::median;
 use autokernel_core::task::Task;
-use autokernel_core::verdict::{Interval, Verdict};
-use autokernel_judge::{Evidence, Judge};
-use autokernel_store::{CandidateId, RunStatus, Store};
-use serde::{Deserialize, Serialize};
+use autokernel_core::verdict::Interval;
+use autokernel_store::{RunStatus, Store};
 use serde_json::json;
 
 use crate::certificate::certificate;
 use crate::error::EngineError;
 use crate::event::{EVENT_SCHEMA, Event, Observer};
 use crate::gate::{Entry, Gate, gate};
-use crate::hunt::{Ground, Hunt, hunt};
+use crate::harvest::{Field, Harvest};
 use crate::options::OptimizeOptions;
 use crate::package::{Winner, assemble};
-use crate::report::{Baseline, CandidateCounts, Cost, ModelReport, OptimizeReport, RegionReport, Seconds};
-use crate::session::{Capture, Oracle, PythonChoice, Tools};
+use crate::report::{CandidateCounts, Cost, ModelReport, OptimizeReport, Seconds};
+use crate::session::{Capture, Oracle, PythonChoice, Tools, open_to_children, scratch};
 use crate::tasks::{Ranked, rank};
-use crate::trial::{Baselines, Tried, judge, stage, verdict};
-
-/// Regions whose reach would make the model less than this much faster are left: the default stop rule.
-const LEAST_SHARE: f64 = 0.004;
-
-/// Shortest time given to one region, so that a late one still gets a fair look.
-const LEAST_SLICE: Duration = Duration::from_secs(20);
-
-/// How a region ended; stored with its task, so that a resumed run does not decide it again.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Outcome {
-    report: RegionReport,
-    /// Kernel file and parameters of the winner.
-    winner: Option<(String, autokernel_core::kernel_file::Params)>,
-}
 
 /// Records every event of a run, and shows it.
 struct Recorder<'a> {
@@ -101,15 +81,11 @@ fn go(
     observer: &mut dyn Observer,
 ) -> Result<OptimizeReport, EngineError> {
     let _mine = RunLock::take(store, run)?;
-    let scratch = tempfile::Builder::new().prefix("autokernel-").tempdir()?;
-    open_to_children(scratch.path())?;
-    let result =
-        Run { tools, options, run, scratch: scratch.path(), start: Instant::now() }.all(store, observer);
-    let status = match &result {
-        Ok(_) => RunStatus::Finished,
-        Err(EngineError::Interrupted { .. }) => RunStatus::Interrupted,
-        Err(_) => RunStatus::Failed,
-    };
+    let scratch = scratch()?;
+    store.set_status(run, RunStatus::Running, None)?;
+    let work = Work { tools, options, name: run, scratch: scratch.path(), start: Instant::now() };
+    let result = work.all(store, observer);
+    let status = if result.is_ok() { RunStatus::Finished } else { RunStatus::Failed };
     let body = result.as_ref().ok().map(serde_json::to_value).transpose()?;
     store.set_status(run, status, body.as_ref())?;
     result
@@ -131,13 +107,7 @@ impl RunLock {
     }
 }
 
-/// Children of root run as another user and must be able to walk through the folder.
-pub(crate) fn open_to_children(folder: &Path) -> Result<(), EngineError> {
-    use std::os::unix::fs::PermissionsExt;
-    fs_err::set_permissions(folder, std::fs::Permissions::from_mode(0o711))?;
-    Ok(())
-}
-
+/// The model's name and four digits that no other run has.
 fn run_name(options: &OptimizeOptions, store: &Store) -> Result<String, EngineError> {
     loop {
         let number = getrandom::u32().map_err(|error| EngineError::Io(std::io::Error::other(error)))?;
@@ -149,74 +119,27 @@ fn run_name(options: &OptimizeOptions, store: &Store) -> Result<String, EngineEr
 }
 
 /// A run on its way.
-struct Run<'a> {
+struct Work<'a> {
     tools: &'a Tools,
     options: &'a OptimizeOptions,
-    run: &'a str,
+    name: &'a str,
     scratch: &'a Path,
     start: Instant,
 }
 
-/// What the regions came to.
-#[derive(Default)]
-struct Harvest {
-    regions: Vec<RegionReport>,
-    winners: Vec<Winner>,
-    counts: CandidateCounts,
-    first_accepted: Option<f64>,
-    stopped: &'static str,
-}
-
-impl Run<'_> {
+impl Work<'_> {
     fn all(&self, store: &mut Store, observer: &mut dyn Observer) -> Result<OptimizeReport, EngineError> {
-        let mut oracle = self.capture_start(store, observer)?;
+        let mut recorder = Recorder { store, run: self.name, next: observer };
+        recorder.observe(&Event::Stage {
+            what: format!("run {}: loading {}", self.name, self.options.model.spec),
+        });
+        let mut oracle = Oracle::start(self.tools, &self.options.model, self.options.seed, self.scratch)?;
         let capture = oracle.capture(self.tools)?;
         let capture_s = self.start.elapsed().as_secs_f64();
-        let ranked = self.rank(&mut oracle, &capture, store, observer)?;
-        let harvest = self.regions(&mut oracle, &ranked, store, observer)?;
-        let gate = self.gate(&mut oracle, &harvest, store, observer)?;
-        let package = self.package(&ranked, &harvest, &gate)?;
-        let mut report = self.report(&oracle, &capture, &ranked, harvest, &gate, package);
-        report.seconds.capture = capture_s;
-        report.seconds.total = self.start.elapsed().as_secs_f64();
-        report.candidates.per_hour = report.candidates.built as f64 / report.seconds.total * 3600.0;
-        let three = |interval: Interval| [interval.value, interval.low, interval.high];
-        Recorder { store, run: self.run, next: observer }.observe(&Event::Finished {
-            chosen: gate.chosen,
-            vs_eager: report.model.speedup.map(|speedup| three(speedup.vs_eager)),
-            vs_best_plain: report.model.speedup.map(|speedup| three(speedup.vs_best_plain)),
-            package: report.package.clone(),
-        });
-        Ok(report)
-    }
+        let ranked = rank(&mut oracle, self.tools, &capture)?;
+        self.record(store, &ranked)?;
 
-    fn capture_start(&self, store: &Store, observer: &mut dyn Observer) -> Result<Oracle, EngineError> {
-        let mut recorder = Recorder { store, run: self.run, next: observer };
-        recorder.observe(&Event::Stage {
-            what: format!("run {}: loading {}", self.run, self.options.model.spec),
-        });
-        Oracle::start(self.tools, &self.options.model, self.options.seed, self.scratch)
-    }
-
-    fn rank(
-        &self,
-        oracle: &mut Oracle,
-        capture: &Capture,
-        store: &mut Store,
-        observer: &mut dyn Observer,
-    ) -> Result<Ranked, EngineError> {
-        let ranked = rank(oracle, self.tools, capture)?;
-        let bodies: Result<Vec<_>, serde_json::Error> = ranked
-            .tasks
-            .iter()
-            .map(|task| Ok((task.region.id.0.clone(), serde_json::to_value(task)?)))
-            .collect();
-        store.put_tasks(self.run, &bodies?)?;
-        store.set_facts(
-            self.run,
-            &json!({ "device": self.tools.device_report(), "versions": self.tools.versions(), "eager_us": ranked.eager_us, "left": ranked.left }),
-        )?;
-        let mut recorder = Recorder { store, run: self.run, next: observer };
+        let mut recorder = Recorder { store, run: self.name, next: observer };
         recorder.observe(&Event::ModelLoaded {
             name: oracle.model.name.clone(),
             graphs: capture.graphs.len(),
@@ -225,167 +148,48 @@ impl Run<'_> {
             eager_us: ranked.eager_us,
         });
         recorder.observe(&Event::Ranked { regions: ranked.tasks.len(), winnable: ranked.winnable });
-        Ok(ranked)
-    }
-
-    fn regions(
-        &self,
-        oracle: &mut Oracle,
-        ranked: &Ranked,
-        store: &Store,
-        observer: &mut dyn Observer,
-    ) -> Result<Harvest, EngineError> {
-        let judge = judge(self.tools);
-        let mut baselines = Baselines::new();
-        let mut harvest = Harvest { stopped: "plateau", ..Harvest::default() };
-        let outcomes: HashMap<String, Outcome> = store
-            .tasks(self.run)?
-            .into_iter()
-            .filter_map(|row| Some((row.region, serde_json::from_value(row.outcome?).ok()?)))
-            .collect();
-        let end = self.start + self.options.budget();
-        let mut waiting: f64 = ranked.tasks.iter().map(Task::winnable_share).sum();
-        for task in &ranked.tasks {
-            let share = task.winnable_share();
-            if let Some(outcome) = outcomes.get(&task.region.id.0) {
-                self.take_known(&judge, task, outcome, &mut harvest)?;
-            } else if share < LEAST_SHARE {
-                harvest.regions.push(untried(task, "less than 0.4 % of the model's time can be won here"));
-            } else if Instant::now() >= end {
-                harvest.stopped = "budget";
-                harvest.regions.push(untried(task, "the budget was spent"));
-            } else {
-                let left = end.saturating_duration_since(Instant::now());
-                let slice =
-                    left.mul_f64((share / waiting.max(1e-9)).clamp(0.0, 1.0)).max(LEAST_SLICE.min(left));
-                let ground = Ground { judge: &judge, store, run: self.run, deadline: Instant::now() + slice };
-                let mut recorder = Recorder { store, run: self.run, next: observer };
-                self.region(oracle, &ground, task, &mut baselines, &mut harvest, &mut recorder)?;
-            }
-            waiting -= share;
-        }
-        if harvest.stopped == "plateau"
-            && harvest
-                .regions
-                .iter()
-                .all(|region| region.best_us.is_some_and(|us| us <= region.reach_us * 1.05))
-        {
-            harvest.stopped = "reach";
-        }
-        Ok(harvest)
-    }
-
-    /// A region that an earlier life of the run decided: its artefact is built again.
-    fn take_known(
-        &self,
-        judge: &Judge,
-        task: &Task,
-        outcome: &Outcome,
-        harvest: &mut Harvest,
-    ) -> Result<(), EngineError> {
-        if let Some((source, params)) = &outcome.winner {
-            let file = autokernel_core::kernel_file::KernelFile::parse(source)?;
-            if let Ok(winner) = crate::trial::make_winner(judge, &task.region, &file, params)? {
-                harvest.winners.push(winner);
-            }
-        }
-        harvest.regions.push(outcome.report.clone());
-        Ok(())
-    }
-
-    fn region(
-        &self,
-        oracle: &mut Oracle,
-        ground: &Ground<'_>,
-        task: &Task,
-        baselines: &mut Baselines,
-        harvest: &mut Harvest,
-        observer: &mut Recorder<'_>,
-    ) -> Result<(), EngineError> {
-        observer.observe(&Event::RegionStarted {
-            region: task.region.id.0.clone(),
-            ops: task.region.op_names(),
-            count: task.occurrences.len(),
-            share: task.share,
-            eager_us: task.eager_us,
-            reach_us: task.reach_us,
-        });
-        let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch)?;
-        open_to_children(folder.path())?;
-        let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
-        let found = hunt(ground, task, &judged, observer)?;
-        count(&mut harvest.counts, &found);
-        if found.stopped == "budget" {
-            harvest.stopped = "budget";
-        }
-        let Some(best) = found.finalists.first() else {
-            let reason = found.unsupported.unwrap_or_else(|| "no candidate passed the judge".to_owned());
-            return self.decide(
-                ground.store,
-                task,
-                RegionReport { verdict: "rejected".to_owned(), ..untried(task, &reason) },
-                None,
-                harvest,
-            );
+        let field = Field {
+            tools: self.tools,
+            store,
+            run: self.name,
+            scratch: self.scratch,
+            start: self.start,
+            budget: self.options.budget(),
         };
-        baselines.prepare(self.tools, task, self.scratch, observer);
-        harvest.counts.judged += 1;
-        match verdict(self.tools, ground.judge, &judged, baselines, &best.file, &best.params, self.scratch)? {
-            Err(rejected) => {
-                let report = judged_report(task, best.candidate, &rejected, None);
-                ground.store.record_verdict(
-                    best.candidate,
-                    &serde_json::to_value(&rejected)?,
-                    &json!(null),
-                )?;
-                self.decide(ground.store, task, report, None, harvest)
-            }
-            Ok(tried) => {
-                ground.store.record_verdict(
-                    best.candidate,
-                    &serde_json::to_value(&tried.decided.verdict)?,
-                    &serde_json::to_value(&tried.evidence)?,
-                )?;
-                observer.observe(&verdict_event(task, &tried));
-                let report = judged_report(task, best.candidate, &tried.decided.verdict, Some(&tried));
-                let faster = matches!(tried.decided.verdict, Verdict::Faster { .. });
-                if faster && harvest.first_accepted.is_none() {
-                    harvest.first_accepted = Some(self.start.elapsed().as_secs_f64());
-                }
-                self.decide(ground.store, task, report, faster.then_some(tried.winner), harvest)
-            }
-        }
+        let harvest = field.harvest(&mut oracle, &ranked.tasks, &mut recorder)?;
+        let gate = self.gate(&mut oracle, &harvest, &mut recorder)?;
+        let package = self.package(&ranked, &harvest, &gate)?;
+        let report = self.report(&oracle, capture, capture_s, &ranked, harvest, gate, &package);
+        let three = |interval: Interval| [interval.value, interval.low, interval.high];
+        recorder.observe(&Event::Finished {
+            chosen: report.model.chosen.clone().unwrap_or_default(),
+            vs_eager: report.model.speedup.map(|speedup| three(speedup.vs_eager)),
+            vs_best_plain: report.model.speedup.map(|speedup| three(speedup.vs_best_plain)),
+            package: report.package.clone(),
+        });
+        Ok(report)
     }
 
-    fn decide(
-        &self,
-        store: &Store,
-        task: &Task,
-        report: RegionReport,
-        winner: Option<Winner>,
-        harvest: &mut Harvest,
-    ) -> Result<(), EngineError> {
-        let kept = winner.as_ref().map(|winner| (winner.file.source.clone(), winner.params.clone()));
-        let outcome = Outcome { report: report.clone(), winner: kept };
-        store.set_outcome(self.run, &task.region.id.0, &serde_json::to_value(&outcome)?)?;
-        harvest.regions.push(report);
-        harvest.winners.extend(winner);
-        Ok(())
+    fn record(&self, store: &mut Store, ranked: &Ranked) -> Result<(), EngineError> {
+        let body = |task: &Task| Ok((task.region.id.0.clone(), serde_json::to_value(task)?));
+        let bodies: Result<Vec<_>, serde_json::Error> = ranked.tasks.iter().map(body).collect();
+        store.put_tasks(self.name, &bodies?)?;
+        let (device, versions) = (self.tools.device_report(), self.tools.versions());
+        let facts = json!({ "device": device, "versions": versions, "eager_us": ranked.eager_us, "left": ranked.left });
+        Ok(store.set_facts(self.name, &facts)?)
     }
 
     fn gate(
         &self,
         oracle: &mut Oracle,
         harvest: &Harvest,
-        store: &Store,
         observer: &mut dyn Observer,
     ) -> Result<Gate, EngineError> {
-        let mut recorder = Recorder { store, run: self.run, next: observer };
         let folder = tempfile::Builder::new().prefix("whole-").tempdir_in(self.scratch)?;
         open_to_children(folder.path())?;
         let package = folder.path().join("package");
-        let torch = &self.tools.interpreter.torch;
         if !harvest.winners.is_empty() {
+            let torch = &self.tools.interpreter.torch;
             assemble(&package, "ours+eager", torch, &self.tools.device.features, &harvest.winners, &[])?;
         }
         let entry = Entry {
@@ -394,129 +198,51 @@ impl Run<'_> {
             package: (!harvest.winners.is_empty()).then_some(package.as_path()),
             artefacts: harvest.winners.iter().map(|winner| winner.artefact.id.clone()).collect(),
         };
-        gate(oracle, self.tools, &entry, self.scratch, &mut recorder)
+        gate(oracle, self.tools, &entry, self.scratch, observer)
     }
 
     fn package(&self, ranked: &Ranked, harvest: &Harvest, gate: &Gate) -> Result<PathBuf, EngineError> {
         let ours = gate.chosen.starts_with("ours");
         let winners: &[Winner] = if ours { &harvest.winners } else { &[] };
-        let proof = certificate(self.run, self.options, self.tools, ranked, &harvest.regions, gate)?;
+        let proof = certificate(self.name, self.options, self.tools, ranked, &harvest.regions, gate)?;
         let extra = [("certificate.json", proof)];
-        assemble(
-            &self.options.out,
-            &gate.chosen,
-            &self.tools.interpreter.torch,
-            &self.tools.device.features,
-            winners,
-            &extra,
-        )
+        let torch = &self.tools.interpreter.torch;
+        assemble(&self.options.out, &gate.chosen, torch, &self.tools.device.features, winners, &extra)
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the one place where everything comes together")]
     fn report(
         &self,
         oracle: &Oracle,
-        capture: &Capture,
+        capture: Capture,
+        capture_s: f64,
         ranked: &Ranked,
         harvest: Harvest,
-        gate: &Gate,
-        package: PathBuf,
+        gate: Gate,
+        package: &Path,
     ) -> OptimizeReport {
+        let total = self.start.elapsed().as_secs_f64();
+        let per_hour = harvest.counts.built as f64 / total * 3600.0;
         OptimizeReport {
             schema: "autokernel.optimize/1".to_owned(),
-            run: self.run.to_owned(),
+            run: self.name.to_owned(),
             device: self.tools.device_report(),
             versions: self.tools.versions(),
             model: ModelReport {
                 name: oracle.model.name.clone(),
                 graphs: capture.graphs.len(),
-                breaks: capture.breaks.clone(),
-                forms: gate.forms.clone(),
-                chosen: Some(gate.chosen.clone()),
+                breaks: capture.breaks,
+                forms: gate.forms,
+                chosen: Some(gate.chosen),
                 winnable: ranked.winnable,
                 speedup: gate.speedup,
             },
             regions: harvest.regions,
-            candidates: harvest.counts,
-            seconds: Seconds { first_accepted: harvest.first_accepted, ..Seconds::default() },
+            candidates: CandidateCounts { per_hour, ..harvest.counts },
+            seconds: Seconds { total, capture: capture_s, first_accepted: harvest.first_accepted },
             stopped: harvest.stopped.to_owned(),
             cost: Cost::default(),
             package: Some(package.display().to_string()),
         }
-    }
-}
-
-fn count(counts: &mut CandidateCounts, found: &Hunt) {
-    counts.built += found.built;
-    counts.screened += found.screened;
-    for (stage, number) in &found.rejected {
-        *counts.rejected.entry(stage.clone()).or_default() += number;
-    }
-}
-
-/// A region that nobody worked on.
-pub(crate) fn untried(task: &Task, reason: &str) -> RegionReport {
-    RegionReport {
-        id: task.region.id.0.clone(),
-        ops: task.region.op_names(),
-        count: task.occurrences.len(),
-        share: task.share,
-        baseline: Baseline { name: "eager".to_owned(), us: task.eager_us },
-        reach_us: task.reach_us,
-        best_us: None,
-        speedup: None,
-        verdict: "untried".to_owned(),
-        reason: reason.to_owned(),
-        candidate: None,
-    }
-}
-
-fn judged_report(
-    task: &Task,
-    candidate: CandidateId,
-    verdict: &Verdict,
-    tried: Option<&Tried>,
-) -> RegionReport {
-    let mut report = untried(task, "");
-    verdict.name().clone_into(&mut report.verdict);
-    report.candidate = Some(candidate.0);
-    report.speedup = verdict.speedup();
-    report.reason = match (verdict, tried) {
-        (Verdict::Rejected { stage, reason }, _) => format!("{}: {reason}", stage.name()),
-        (_, Some(tried)) if tried.decided.unfit => {
-            format!("{} pairs of processes; the machine was noisy or busy", tried.decided.pairs)
-        }
-        (_, Some(tried)) => format!("{} pairs of processes", tried.decided.pairs),
-        (_, None) => String::new(),
-    };
-    if let Some(tried) = tried {
-        let evidence = &tried.evidence;
-        if let Some(us) = median_us(evidence, &evidence.baseline) {
-            report.baseline = Baseline { name: evidence.baseline.clone(), us };
-        }
-        report.best_us = median_us(evidence, &evidence.candidate);
-    }
-    report
-}
-
-/// Median over processes of one contestant's time a call.
-fn median_us(evidence: &Evidence, name: &str) -> Option<f64> {
-    let processes = evidence
-        .rounds
-        .iter()
-        .flat_map(|round| &round.processes)
-        .filter(|process| process.contestant == name);
-    median(&processes.filter_map(|process| median(&process.us)).collect::<Vec<_>>())
-}
-
-fn verdict_event(task: &Task, tried: &Tried) -> Event {
-    Event::Verdict {
-        region: task.region.id.0.clone(),
-        verdict: tried.decided.verdict.name().to_owned(),
-        baseline: tried.evidence.baseline.clone(),
-        speedup: tried
-            .decided
-            .verdict
-            .speedup()
-            .map(|interval| [interval.value, interval.low, interval.high]),
     }
 }

@@ -1,5 +1,6 @@
 //! Assembling a package: a folder that needs only torch.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use autokernel_core::kernel_file::{KernelFile, Params, VEC_HEADER};
@@ -191,7 +192,10 @@ pub(crate) fn assemble(
 }
 
 fn base16(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 fn open_to_readers(path: &Path) -> Result<(), EngineError> {

@@ -2,10 +2,10 @@
 
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
-use crate::optimize::untried;
+use crate::harvest::untried;
 use crate::options::ModelSpec;
 use crate::report::{ModelReport, ProfileReport};
-use crate::session::{Oracle, Tools};
+use crate::session::{Oracle, Tools, scratch};
 use crate::tasks::rank;
 
 /// Captures and profiles a model.
@@ -15,7 +15,7 @@ pub fn profile(
     seed: u64,
     observer: &mut dyn Observer,
 ) -> Result<ProfileReport, EngineError> {
-    let scratch = tempfile::tempdir()?;
+    let scratch = scratch()?;
     observer.observe(&Event::Stage { what: format!("loading {}", model.spec) });
     let mut oracle = Oracle::start(tools, model, seed, scratch.path())?;
     observer.observe(&Event::Stage { what: "capturing".to_owned() });

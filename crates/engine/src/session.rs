@@ -209,3 +209,31 @@ fn inductor_cache() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
         .join("autokernel/inductor")
 }
+
+/// A folder for everything that a command needs only while it runs. It vanishes with the command;
+/// what killed ones left behind is removed here.
+pub(crate) fn scratch() -> Result<tempfile::TempDir, EngineError> {
+    let dead = |name: &str| {
+        let pid = name.strip_prefix(SCRATCH)?.split('-').next()?.parse::<u32>().ok()?;
+        Some(!Path::new("/proc").join(pid.to_string()).exists())
+    };
+    for entry in fs_err::read_dir(std::env::temp_dir())?.flatten() {
+        if entry.file_name().to_str().and_then(dead) == Some(true) {
+            // Another process may be at it, or it is another user's: then it is not ours to remove.
+            let _ = fs_err::remove_dir_all(entry.path());
+        }
+    }
+    let folder = tempfile::Builder::new().prefix(&format!("{SCRATCH}{}-", std::process::id())).tempdir()?;
+    open_to_children(folder.path())?;
+    Ok(folder)
+}
+
+/// How scratch folders begin; the process id follows.
+const SCRATCH: &str = "autokernel-";
+
+/// Children of root run as another user and must be able to walk through a folder of ours.
+pub(crate) fn open_to_children(folder: &Path) -> Result<(), EngineError> {
+    use std::os::unix::fs::PermissionsExt;
+    fs_err::set_permissions(folder, std::fs::Permissions::from_mode(0o711))?;
+    Ok(())
+}

@@ -178,20 +178,33 @@ pub(crate) fn verdict(
         std::slice::from_ref(&winner),
         &[],
     )?;
-    let prepared = prepare(tools, &Subject::Packaged { region: &judged.region, package: &package }, scratch)?;
+    let ids = vec![winner.artefact.id.clone()];
+    let (evidence, decided) = compare_packaged(tools, judged, baselines, &package, ids, scratch)?;
+    Ok(Ok(Tried { decided, evidence, winner }))
+}
 
+/// Compares the operator of a package with the best baseline, as PyTorch calls it.
+pub(crate) fn compare_packaged(
+    tools: &Tools,
+    judged: &JudgedTask,
+    baselines: &Baselines,
+    package: &Path,
+    artefacts: Vec<String>,
+    scratch: &Path,
+) -> Result<(Evidence, Decided), EngineError> {
+    let prepared = prepare(tools, &Subject::Packaged { region: &judged.region, package }, scratch)?;
     let mut candidate = prepared.zygote.contestant("ours", true);
     let mut opponents = baselines.contestants();
     let contest = Contest { truth: &judged.truth, staging: Staging::Sets, protocol: Protocol::default() };
     let facts = Facts {
         subject: judged.region.id.0.clone(),
-        artefacts: vec![winner.artefact.id.clone()],
+        artefacts,
         environment: environment(tools),
         checked: None,
     };
     let evidence = compare(&contest, &mut opponents, &mut candidate, Schedule::report(), facts)?;
     let decided = decide(&evidence)?;
-    Ok(Ok(Tried { decided, evidence, winner }))
+    Ok((evidence, decided))
 }
 
 /// A package's folder must be a name that Python can import.

@@ -1,0 +1,270 @@
+//! The regions of a run, one after the other: hunt, verdict, winner.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use autokernel_core::kernel_file::{KernelFile, Params};
+use autokernel_core::stats::median;
+use autokernel_core::task::Task;
+use autokernel_core::verdict::Verdict;
+use autokernel_judge::{Evidence, Judge};
+use autokernel_store::{CandidateId, Store};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::error::EngineError;
+use crate::event::{Event, Observer};
+use crate::hunt::{Ground, Hunt, hunt};
+use crate::package::Winner;
+use crate::report::{Baseline, CandidateCounts, RegionReport};
+use crate::session::{Oracle, Tools, open_to_children};
+use crate::trial::{Baselines, Tried, judge, make_winner, stage, verdict};
+
+/// A region at which less than this share of the model's time can be won is left alone.
+const LEAST_SHARE: f64 = 0.004;
+
+/// Shortest time given to one region, so that a late one still gets a fair look.
+const LEAST_SLICE: Duration = Duration::from_secs(20);
+
+/// A kernel within this factor of its reach has nothing left to win.
+const AT_REACH: f64 = 1.05;
+
+/// How a region ended; stored with its task, so that a resumed run does not decide it again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Outcome {
+    report: RegionReport,
+    /// Kernel file and parameters of the winner.
+    winner: Option<(String, Params)>,
+}
+
+/// What the regions came to.
+#[derive(Default)]
+pub(crate) struct Harvest {
+    pub(crate) regions: Vec<RegionReport>,
+    pub(crate) winners: Vec<Winner>,
+    pub(crate) counts: CandidateCounts,
+    /// Seconds from the start of the run.
+    pub(crate) first_accepted: Option<f64>,
+    /// `reach`, `budget` or `plateau`.
+    pub(crate) stopped: &'static str,
+}
+
+/// Where the regions are worked on.
+pub(crate) struct Field<'a> {
+    pub(crate) tools: &'a Tools,
+    pub(crate) store: &'a Store,
+    pub(crate) run: &'a str,
+    pub(crate) scratch: &'a Path,
+    pub(crate) start: Instant,
+    pub(crate) budget: Duration,
+}
+
+impl Field<'_> {
+    /// Works through the tasks in their order until all are decided or the budget is spent.
+    pub(crate) fn harvest(
+        &self,
+        oracle: &mut Oracle,
+        tasks: &[Task],
+        observer: &mut dyn Observer,
+    ) -> Result<Harvest, EngineError> {
+        let judge = judge(self.tools);
+        let mut baselines = Baselines::new();
+        let mut harvest = Harvest { stopped: "plateau", ..Harvest::default() };
+        let outcomes = self.outcomes()?;
+        let end = self.start + self.budget;
+        let mut waiting: f64 = tasks.iter().map(Task::winnable_share).sum();
+        for task in tasks {
+            let share = task.winnable_share();
+            if let Some(outcome) = outcomes.get(&task.region.id.0) {
+                take_known(&judge, task, outcome, &mut harvest)?;
+            } else if share < LEAST_SHARE {
+                let reason =
+                    format!("less than {:.1} % of the model's time can be won here", LEAST_SHARE * 100.0);
+                harvest.regions.push(untried(task, &reason));
+            } else if Instant::now() >= end {
+                harvest.stopped = "budget";
+                harvest.regions.push(untried(task, "the budget was spent"));
+            } else {
+                let left = end.saturating_duration_since(Instant::now());
+                let part = left.mul_f64((share / waiting.max(1e-9)).clamp(0.0, 1.0));
+                let deadline = Instant::now() + part.max(LEAST_SLICE.min(left));
+                let ground = Ground { judge: &judge, store: self.store, run: self.run, deadline };
+                self.region(oracle, &ground, task, &mut baselines, &mut harvest, observer)?;
+            }
+            waiting -= share;
+        }
+        let at_reach = |row: &RegionReport| row.best_us.is_some_and(|us| us <= row.reach_us * AT_REACH);
+        if harvest.stopped == "plateau" && harvest.regions.iter().all(at_reach) {
+            harvest.stopped = "reach";
+        }
+        Ok(harvest)
+    }
+
+    fn outcomes(&self) -> Result<HashMap<String, Outcome>, EngineError> {
+        let known =
+            |row: autokernel_store::TaskRow| Some((row.region, serde_json::from_value(row.outcome?).ok()?));
+        Ok(self.store.tasks(self.run)?.into_iter().filter_map(known).collect())
+    }
+
+    fn region(
+        &self,
+        oracle: &mut Oracle,
+        ground: &Ground<'_>,
+        task: &Task,
+        baselines: &mut Baselines,
+        harvest: &mut Harvest,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        observer.observe(&Event::RegionStarted {
+            region: task.region.id.0.clone(),
+            ops: task.region.op_names(),
+            count: task.occurrences.len(),
+            share: task.share,
+            eager_us: task.eager_us,
+            reach_us: task.reach_us,
+        });
+        let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch)?;
+        open_to_children(folder.path())?;
+        let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
+        let found = hunt(ground, task, &judged, observer)?;
+        count(&mut harvest.counts, &found);
+        if found.stopped == "budget" {
+            harvest.stopped = "budget";
+        }
+        let Some(best) = found.finalists.first() else {
+            let reason = found.unsupported.unwrap_or_else(|| "no candidate passed the judge".to_owned());
+            let report = RegionReport { verdict: "rejected".to_owned(), ..untried(task, &reason) };
+            return self.decide(task, report, None, harvest);
+        };
+        baselines.prepare(self.tools, task, self.scratch, observer);
+        harvest.counts.judged += 1;
+        match verdict(self.tools, ground.judge, &judged, baselines, &best.file, &best.params, self.scratch)? {
+            Err(rejected) => {
+                self.store.record_verdict(best.candidate, &serde_json::to_value(&rejected)?, &json!(null))?;
+                self.decide(task, judged_report(task, best.candidate, &rejected, None), None, harvest)
+            }
+            Ok(tried) => {
+                let verdict = &tried.decided.verdict;
+                let (body, evidence) =
+                    (serde_json::to_value(verdict)?, serde_json::to_value(&tried.evidence)?);
+                self.store.record_verdict(best.candidate, &body, &evidence)?;
+                observer.observe(&verdict_event(task, &tried));
+                let faster = matches!(verdict, Verdict::Faster { .. });
+                if faster && harvest.first_accepted.is_none() {
+                    harvest.first_accepted = Some(self.start.elapsed().as_secs_f64());
+                }
+                let report = judged_report(task, best.candidate, verdict, Some(&tried));
+                self.decide(task, report, faster.then_some(tried.winner), harvest)
+            }
+        }
+    }
+
+    fn decide(
+        &self,
+        task: &Task,
+        report: RegionReport,
+        winner: Option<Winner>,
+        harvest: &mut Harvest,
+    ) -> Result<(), EngineError> {
+        let kept = winner.as_ref().map(|winner| (winner.file.source.clone(), winner.params.clone()));
+        let outcome = Outcome { report: report.clone(), winner: kept };
+        self.store.set_outcome(self.run, &task.region.id.0, &serde_json::to_value(&outcome)?)?;
+        harvest.regions.push(report);
+        harvest.winners.extend(winner);
+        Ok(())
+    }
+}
+
+/// A region that an earlier life of the run decided: its artefact is built again.
+fn take_known(
+    judge: &Judge,
+    task: &Task,
+    outcome: &Outcome,
+    harvest: &mut Harvest,
+) -> Result<(), EngineError> {
+    if let Some((source, params)) = &outcome.winner {
+        let file = KernelFile::parse(source)?;
+        if let Ok(winner) = make_winner(judge, &task.region, &file, params)? {
+            harvest.winners.push(winner);
+        }
+    }
+    harvest.regions.push(outcome.report.clone());
+    Ok(())
+}
+
+fn count(counts: &mut CandidateCounts, found: &Hunt) {
+    counts.built += found.built;
+    counts.screened += found.screened;
+    for (stage, number) in &found.rejected {
+        *counts.rejected.entry(stage.clone()).or_default() += number;
+    }
+}
+
+/// A region that nobody worked on.
+pub(crate) fn untried(task: &Task, reason: &str) -> RegionReport {
+    RegionReport {
+        id: task.region.id.0.clone(),
+        ops: task.region.op_names(),
+        count: task.occurrences.len(),
+        share: task.share,
+        baseline: Baseline { name: "eager".to_owned(), us: task.eager_us },
+        reach_us: task.reach_us,
+        best_us: None,
+        speedup: None,
+        verdict: "untried".to_owned(),
+        reason: reason.to_owned(),
+        candidate: None,
+    }
+}
+
+fn judged_report(
+    task: &Task,
+    candidate: CandidateId,
+    verdict: &Verdict,
+    tried: Option<&Tried>,
+) -> RegionReport {
+    let mut report = untried(task, "");
+    verdict.name().clone_into(&mut report.verdict);
+    report.candidate = Some(candidate.0);
+    report.speedup = verdict.speedup();
+    if let Verdict::Rejected { stage, reason } = verdict {
+        report.reason = format!("{}: {reason}", stage.name());
+    }
+    if let Some(tried) = tried {
+        if report.reason.is_empty() {
+            let unfit = if tried.decided.unfit { "; the machine was noisy or busy" } else { "" };
+            report.reason = format!("{} pairs of processes{unfit}", tried.decided.pairs);
+        }
+        let evidence = &tried.evidence;
+        if let Some(us) = median_us(evidence, &evidence.baseline) {
+            report.baseline = Baseline { name: evidence.baseline.clone(), us };
+        }
+        report.best_us = median_us(evidence, &evidence.candidate);
+    }
+    report
+}
+
+/// Median over processes of one contestant's time a call.
+fn median_us(evidence: &Evidence, name: &str) -> Option<f64> {
+    let processes = evidence
+        .rounds
+        .iter()
+        .flat_map(|round| &round.processes)
+        .filter(|process| process.contestant == name);
+    median(&processes.filter_map(|process| median(&process.us)).collect::<Vec<_>>())
+}
+
+fn verdict_event(task: &Task, tried: &Tried) -> Event {
+    Event::Verdict {
+        region: task.region.id.0.clone(),
+        verdict: tried.decided.verdict.name().to_owned(),
+        baseline: tried.evidence.baseline.clone(),
+        speedup: tried
+            .decided
+            .verdict
+            .speedup()
+            .map(|interval| [interval.value, interval.low, interval.high]),
+    }
+}
