@@ -5,7 +5,7 @@ use std::path::Path;
 use autokernel_core::verdict::Interval;
 use serde::Serialize;
 
-use crate::certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
+use crate::certificate::{Certificate, Claim, read_certificate};
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::gate::{Entry, Gate, compare, gate};
@@ -153,20 +153,4 @@ const NOTHING: Interval = Interval { value: 0.0, low: 0.0, high: 0.0 };
 /// A claim holds when what is measured now reaches into what was claimed, or lies above it.
 fn holds(claimed: Interval, measured: Interval) -> bool {
     measured.high >= claimed.low
-}
-
-fn read_certificate(package: &Path) -> Result<Certificate, EngineError> {
-    let path = package.join("certificate.json");
-    let text = fs_err::read_to_string(&path).map_err(|error| EngineError::Package(error.to_string()))?;
-    let certificate: Certificate = serde_json::from_str(&text)
-        .map_err(|error| EngineError::Package(format!("{} can't be read: {error}", path.display())))?;
-    if certificate.schema == CERTIFICATE_SCHEMA {
-        Ok(certificate)
-    } else {
-        Err(EngineError::Package(format!(
-            "{} has schema `{}`, this program knows `{CERTIFICATE_SCHEMA}`",
-            path.display(),
-            certificate.schema
-        )))
-    }
 }

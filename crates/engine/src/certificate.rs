@@ -1,5 +1,7 @@
 //! The certificate: what a package claims, and everything from which each claim can be repeated.
 
+use std::path::Path;
+
 use autokernel_core::verdict::Interval;
 use autokernel_judge::Race;
 use serde::{Deserialize, Serialize};
@@ -70,4 +72,21 @@ pub(crate) fn certificate(
         race: gate.race.clone(),
     };
     Ok(serde_json::to_string_pretty(&certificate)?)
+}
+
+/// Reads a package's certificate.
+pub(crate) fn read_certificate(package: &Path) -> Result<Certificate, EngineError> {
+    let path = package.join("certificate.json");
+    let text = fs_err::read_to_string(&path).map_err(|error| EngineError::Package(error.to_string()))?;
+    let certificate: Certificate = serde_json::from_str(&text)
+        .map_err(|error| EngineError::Package(format!("{} can't be read: {error}", path.display())))?;
+    if certificate.schema == CERTIFICATE_SCHEMA {
+        Ok(certificate)
+    } else {
+        Err(EngineError::Package(format!(
+            "{} has schema `{}`, this program knows `{CERTIFICATE_SCHEMA}`",
+            path.display(),
+            certificate.schema
+        )))
+    }
 }

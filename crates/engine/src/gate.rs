@@ -234,3 +234,95 @@ impl ModelLimits for Limits {
         Self::for_dtype(dtype, MODEL_REDUCTION)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Ten rounds of the named forms; a form's time in round `i` is its own plus a wobble that
+    /// differs from form to form.
+    fn race_of(times: &[(&str, f64, f64)], failures: &[&str]) -> Race {
+        let rounds: Vec<_> = (0..REPORTED_PAIRS)
+            .map(|round| {
+                let process = |(name, us, wobble): &(&str, f64, f64)| {
+                    let sign = if round % 2 == 0 { 1.0 } else { -1.0 };
+                    let us = us * (1.0 + sign * wobble);
+                    json!({ "contestant": name, "us": [us, us, us], "checked": 3 })
+                };
+                json!({
+                    "processes": times.iter().map(process).collect::<Vec<_>>(),
+                    "started": [], "turns": [], "sets": [0], "calls": 1, "contention": null,
+                })
+            })
+            .collect();
+        let failures: Vec<_> = failures
+            .iter()
+            .map(|name| json!({ "contestant": name, "stage": "timed", "reason": "left the contract" }))
+            .collect();
+        serde_json::from_value(json!({
+            "schema": "autokernel.race/1",
+            "facts": { "subject": "m", "artefacts": [], "environment": {}, "checked": null },
+            "seed": "0".repeat(64), "protocol": Protocol::default(),
+            "contract": { "limits": [], "deterministic": false },
+            "failures": failures, "rounds": rounds, "worst": {},
+        }))
+        .unwrap()
+    }
+
+    fn chosen(times: &[(&str, f64, f64)]) -> String {
+        choose(&race_of(times, &[])).0
+    }
+
+    #[test]
+    fn the_fastest_form_wins_when_it_is_faster_beyond_doubt() {
+        let forms = [
+            ("eager", 100.0, 0.0),
+            ("compile", 90.0, 0.001),
+            ("ours+eager", 95.0, 0.0),
+            ("ours+inductor", 80.0, 0.002),
+        ];
+        let (form, speedup) = choose(&race_of(&forms, &[]));
+        let speedup = speedup.unwrap();
+        assert_eq!(form, "ours+inductor");
+        assert!(
+            (speedup.vs_eager.value - 1.25).abs() < 0.01
+                && (speedup.vs_best_plain.value - 1.125).abs() < 0.01
+        );
+        assert!(speedup.vs_best_plain.low <= speedup.vs_best_plain.value);
+    }
+
+    #[test]
+    fn a_doubtful_win_of_ours_is_no_win() {
+        assert_eq!(
+            chosen(&[("eager", 100.0, 0.0), ("compile", 90.0, 0.05), ("ours+inductor", 88.0, 0.0)]),
+            "compile"
+        );
+    }
+
+    #[test]
+    fn nothing_helps_is_an_answer() {
+        let (form, speedup) = choose(&race_of(
+            &[("eager", 100.0, 0.0), ("compile", 101.0, 0.001), ("ours+eager", 102.0, 0.0)],
+            &[],
+        ));
+        let one = Interval { value: 1.0, low: 1.0, high: 1.0 };
+        assert_eq!((form.as_str(), speedup), ("eager", Some(Speedups { vs_eager: one, vs_best_plain: one })));
+    }
+
+    #[test]
+    fn a_form_that_is_out_is_named_and_never_chosen() {
+        let race = race_of(&[("eager", 100.0, 0.0), ("compile", 90.0, 0.0)], &["ours+eager"]);
+        assert_eq!(choose(&race).0, "compile");
+        let mut form = FormReport {
+            form: "ours+eager".to_owned(),
+            us: Spread { median: 0.0, low: 0.0, high: 0.0 },
+            correct: true,
+            reason: None,
+            compile_s: 0.0,
+        };
+        fill(&mut form, &race);
+        assert!(!form.correct && form.reason.as_deref() == Some("left the contract"));
+    }
+}

@@ -8,13 +8,13 @@ use autokernel_core::verdict::Interval;
 use autokernel_store::{RunStatus, Store};
 use serde_json::json;
 
-use crate::certificate::certificate;
+use crate::certificate::{certificate, read_certificate};
 use crate::error::EngineError;
 use crate::event::{EVENT_SCHEMA, Event, Observer};
 use crate::gate::{Entry, Gate, gate};
 use crate::harvest::{Field, Harvest};
 use crate::options::OptimizeOptions;
-use crate::package::{Winner, assemble};
+use crate::package::{Winner, assemble, check_place};
 use crate::report::{CandidateCounts, Cost, ModelReport, OptimizeReport, Seconds};
 use crate::session::{Capture, Oracle, PythonChoice, Tools, open_to_children, scratch};
 use crate::tasks::{Ranked, rank};
@@ -49,6 +49,8 @@ pub fn optimize(
     if options.out.as_os_str().is_empty() {
         options.out = std::path::absolute(Path::new("packages").join(run.replace('-', "_")))?;
     }
+    // Minutes of work should not end at a folder that can't be written.
+    check_place(&options.out)?;
     store.create_run(&run, &serde_json::to_value(&options)?)?;
     go(tools, &options, store, &run, observer)
 }
@@ -206,6 +208,10 @@ impl Work<'_> {
         let winners: &[Winner] = if ours { &harvest.winners } else { &[] };
         let proof = certificate(self.name, self.options, self.tools, ranked, &harvest.regions, gate)?;
         let extra = [("certificate.json", proof)];
+        // A life of this run that ended between the package and its row left the package.
+        if read_certificate(&self.options.out).is_ok_and(|found| found.run == self.name) {
+            fs_err::remove_dir_all(&self.options.out)?;
+        }
         let torch = &self.tools.interpreter.torch;
         assemble(&self.options.out, &gate.chosen, torch, &self.tools.device.features, winners, &extra)
     }

@@ -122,6 +122,21 @@ const CODE_FEATURES: &[&str] = &[
     "bf16",
 ];
 
+/// A folder beside `dir` in which a package can be made.
+fn making_place(dir: &Path) -> Result<tempfile::TempDir, EngineError> {
+    let parent = dir.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs_err::create_dir_all(parent)?;
+    Ok(tempfile::Builder::new().prefix(".autokernel-package-").tempdir_in(parent)?)
+}
+
+/// Whether a package could be written to `dir`.
+pub(crate) fn check_place(dir: &Path) -> Result<(), EngineError> {
+    let unusable = |error: &EngineError| {
+        EngineError::Package(format!("no package can be written to {}: {error}", dir.display()))
+    };
+    making_place(dir).map(|_| ()).map_err(|error| unusable(&error))
+}
+
 /// Writes a package to `dir`, which must not exist: made beside under another name, then renamed,
 /// so that a killed run leaves no half package.
 pub(crate) fn assemble(
@@ -132,9 +147,7 @@ pub(crate) fn assemble(
     winners: &[Winner],
     extra: &[(&str, String)],
 ) -> Result<PathBuf, EngineError> {
-    let parent = dir.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs_err::create_dir_all(parent)?;
-    let making = tempfile::Builder::new().prefix(".autokernel-package-").tempdir_in(parent)?;
+    let making = making_place(dir)?;
     let root = making.path();
     for folder in ["_runtime", "kernels", "artefacts", "include/autokernel"] {
         fs_err::create_dir_all(root.join(folder))?;
@@ -220,5 +233,36 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<Manifest, EngineError> {
             path.display(),
             manifest.schema
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_is_whole_or_not_there() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("deep/er/package");
+        assemble(&dir, "compile", "2.15.0", &[], &[], &[("certificate.json", "{}".to_owned())]).unwrap();
+        let manifest = read_manifest(&dir).unwrap();
+        assert_eq!((manifest.form.as_str(), manifest.regions.len()), ("compile", 0));
+        for name in RUNTIME {
+            assert!(dir.join("_runtime").join(name).is_file(), "{name} is part of the bridge");
+        }
+        assert!(dir.join("__init__.py").is_file() && dir.join("certificate.json").is_file());
+
+        // A second one does not overwrite the first, and leaves nothing beside it.
+        assert!(assemble(&dir, "eager", "2.15.0", &[], &[], &[]).is_err());
+        assert_eq!(read_manifest(&dir).unwrap().form, "compile");
+        assert_eq!(fs_err::read_dir(dir.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_no_package_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(read_manifest(dir.path()).unwrap_err().to_string().contains("is no package"));
+        fs_err::write(dir.path().join("manifest.json"), "{}").unwrap();
+        assert!(read_manifest(dir.path()).unwrap_err().to_string().contains("can't be read"));
     }
 }
