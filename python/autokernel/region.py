@@ -93,8 +93,12 @@ def _arguments(node: dict[str, Any]) -> list[Any]:
     return [*node["args"], *(arg for _, arg in node["kwargs"])]
 
 
-def run(region: dict[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Runs it eagerly, one operator after the other; a value lives until its last reader."""
+def run(
+    region: dict[str, Any], tensors: Sequence[torch.Tensor], before: Callable[[int], None] = lambda _node: None
+) -> list[torch.Tensor]:
+    """Runs it eagerly, one operator after the other; a value lives until its last reader.
+
+    ``before`` hears the number of each node that is about to run."""
     nodes, outputs = region["nodes"], region["outputs"]
     last = {
         operand["node"]: i
@@ -110,6 +114,7 @@ def run(region: dict[str, Any], tensors: Sequence[torch.Tensor]) -> list[torch.T
 
     with torch.no_grad():
         for i, node in enumerate(nodes):
+            before(i)
             args = [decode(arg, ref) for arg in node["args"]]
             kwargs = {key: decode(arg, ref) for key, arg in node["kwargs"]}
             values[i] = operator(node["op"])(*args, **kwargs)

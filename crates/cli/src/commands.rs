@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::arguments::{Arguments, Command, Format, ModelArguments, PythonArguments};
 use crate::exit::Failure;
-use crate::progress::Lines;
+use crate::progress::{Lines, stop_on_signal};
 use crate::tables::{self, line};
 
 /// Runs the command.
@@ -33,11 +33,13 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
                 seed: model.seed,
             };
             let mut store = open_store()?;
+            stop_on_signal();
             let report = optimize(&tools, &options, &mut store, &mut lines)?;
             show(format, &report, tables::optimize)
         }
         Command::Resume { run, python } => {
             let mut store = open_store()?;
+            stop_on_signal();
             let report = resume(&choice(&python), &mut store, &run, &mut lines)?;
             show(format, &report, tables::optimize)
         }

@@ -28,6 +28,18 @@ impl Observer for Lines {
     }
 }
 
+/// Ctrl-C once: the run finishes its candidate, keeps everything and says how to go on. Twice: at once.
+/// Where no handler can be set, Ctrl-C ends the program, and the run can be resumed all the same.
+pub(crate) fn stop_on_signal() {
+    let _ = ctrlc::set_handler(|| {
+        if autokernel_engine::interrupt() {
+            error("stopping after this candidate; once more to stop at once");
+        } else {
+            std::process::exit(i32::from(crate::exit::ExitCode::Interrupted as u8));
+        }
+    });
+}
+
 /// Writes a line to stderr; a closed stderr is no reason to stop.
 pub(crate) fn error(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");

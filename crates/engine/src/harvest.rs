@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::hunt::{Ground, Hunt, hunt};
+use crate::interrupt::stop_if_asked;
 use crate::package::Winner;
 use crate::report::{Baseline, CandidateCounts, RegionReport};
 use crate::session::{Oracle, Tools, open_to_children};
@@ -76,6 +77,7 @@ impl Field<'_> {
         let end = self.start + self.budget;
         let mut waiting: f64 = tasks.iter().map(Task::winnable_share).sum();
         for task in tasks {
+            stop_if_asked(self.run)?;
             let share = task.winnable_share();
             if let Some(outcome) = outcomes.get(&task.region.id.0) {
                 take_known(&judge, task, outcome, &mut harvest)?;

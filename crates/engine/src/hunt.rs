@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::brief::screen_us;
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
+use crate::interrupt::stop_if_asked;
 
 /// The name under which the search agent's candidates are stored.
 pub(crate) const SEARCH_AGENT: &str = "search";
@@ -79,6 +80,7 @@ pub(crate) fn hunt(
     let known = known(ground, task)?;
     let mut search = Search::new(files);
     while let Some(trial) = search.next() {
+        stop_if_asked(ground.run)?;
         let Some(file) = search.files().get(trial.file).cloned() else { break };
         let key = (blake3::hash(file.source.as_bytes()).to_hex().to_string(), trial.params.clone());
         let (outcome, candidate) = if let Some(known) = known.get(&key) {

@@ -13,6 +13,7 @@ use crate::error::EngineError;
 use crate::event::{EVENT_SCHEMA, Event, Observer};
 use crate::gate::{Entry, Gate, gate};
 use crate::harvest::{Field, Harvest};
+use crate::interrupt::stop_if_asked;
 use crate::options::OptimizeOptions;
 use crate::package::{Winner, assemble, check_place};
 use crate::report::{CandidateCounts, Cost, ModelReport, OptimizeReport, Seconds};
@@ -87,7 +88,11 @@ fn go(
     store.set_status(run, RunStatus::Running, None)?;
     let work = Work { tools, options, name: run, scratch: scratch.path(), start: Instant::now() };
     let result = work.all(store, observer);
-    let status = if result.is_ok() { RunStatus::Finished } else { RunStatus::Failed };
+    let status = match &result {
+        Ok(_) => RunStatus::Finished,
+        Err(EngineError::Interrupted { .. }) => RunStatus::Interrupted,
+        Err(_) => RunStatus::Failed,
+    };
     let body = result.as_ref().ok().map(serde_json::to_value).transpose()?;
     store.set_status(run, status, body.as_ref())?;
     result
@@ -159,7 +164,9 @@ impl Work<'_> {
             budget: self.options.budget(),
         };
         let harvest = field.harvest(&mut oracle, &ranked.tasks, &mut recorder)?;
+        stop_if_asked(self.name)?;
         let gate = self.gate(&mut oracle, &harvest, &mut recorder)?;
+        stop_if_asked(self.name)?;
         let package = self.package(&ranked, &harvest, &gate)?;
         let report = self.report(&oracle, capture, capture_s, &ranked, harvest, gate, &package);
         let three = |interval: Interval| [interval.value, interval.low, interval.high];
