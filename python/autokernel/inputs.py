@@ -1,4 +1,4 @@
-"""Input sets of several families for one region, with their truths and baselines.
+"""Input sets of several families for one region, with their truths, baselines and noise.
 
 No single distribution shows every fault: numbers of one sign hide lost precision, equal scales hide a
 missing rescale, captured weights of one hide a forgotten product. What a family gives is first cut to
@@ -17,16 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import noise, tensors
 from . import region as regions
-from . import tensors
 from .region import operator_name
 from .wire import RequestError
-
-_ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-
-# A family is unfit when a rounding-size change of the inputs moves the truth this many times farther than
-# the baseline is off: there two honest kernels differ by more than any limit that a wrong one would break.
-_ILL_CONDITIONED = 64.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,7 @@ def write_sets(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         wide = regions.widen(region)
-        maker = _Maker(region, wide, recorded[0], known)
+        maker = _Maker(region, wide, recorded[0], known, seed)
     except (ValueError, RuntimeError, NotImplementedError, TypeError) as error:
         raise RequestError("no_truth", f"the region has no fp64 form: {error}") from error
     written: list[dict[str, Any]] = []
@@ -164,8 +158,8 @@ def _plan(sets: int) -> Iterator[tuple[int, str, tuple[Family, ...]]]:
 class _Maker:
     """Makes sets for one region and knows where its truth is finite."""
 
-    def __init__(self, region: dict[str, Any], wide: dict[str, Any], captured: Sequence[torch.Tensor], known: Sequence[Range]):
-        self.region, self.wide = region, wide
+    def __init__(self, region: dict[str, Any], wide: dict[str, Any], captured: Sequence[torch.Tensor], known: Sequence[Range], seed: int = 0):
+        self.region, self.wide, self.seed = region, wide, seed
         self.sources = [_source(entry, value, k) for entry, value, k in zip(region["inputs"], captured, known, strict=True)]
         self.finite = [torch.isfinite(t) for t in regions.run(wide, [_wide(t) for t in captured])]
 
@@ -197,25 +191,19 @@ class _Maker:
                 raise _Unfit("the truth is not finite where the captured one is")
             if not torch.isfinite(own)[finite].all():
                 raise _Unfit("the baseline overflows where the captured truth is finite")
-        moved = regions.run(self.wide, [_nudge(_wide(t), t.dtype) for t in made.inputs])
-        for truth, own, other, finite in zip(made.truth, made.baseline, moved, self.finite):
-            roundoff = _ROUNDOFF.get(own.dtype)
-            if roundoff is None:
-                continue
-            noise = _rms((other - truth)[finite])
-            allowed = max(_rms((own.double() - truth)[finite]), 0.4 * roundoff * _rms(truth[finite]))
-            if not noise <= _ILL_CONDITIONED * allowed:
-                raise _Unfit(f"ill-conditioned: rounding the inputs moves the truth by {noise:.1e}, the baseline is off by {allowed:.1e}")
 
     def write(self, folder: Path, number: int, name: str, made: _Set) -> dict[str, Any]:
         def store(kind: str, values: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
             return [tensors.write(t, folder / f"set{number}-{kind}{i}") for i, t in enumerate(values)]
 
+        wide = [t.double().contiguous() for t in made.truth]
+        spread = noise.of_region(self.region, self.wide, made.inputs, wide, self.seed + number)
         return {
             "family": name,
             "inputs": store("in", made.inputs),
-            "truth": store("truth", [t.double().contiguous() for t in made.truth]),
+            "truth": store("truth", wide),
             "baseline": store("baseline", [t.contiguous() for t in made.baseline]),
+            "noise": store("noise", spread),
         }
 
 
@@ -228,14 +216,6 @@ class _Set:
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _nudge(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    roundoff = _ROUNDOFF.get(dtype)
-    if roundoff is None:
-        return tensor
-    generator = torch.Generator().manual_seed(tensor.numel())
-    return tensor * (torch.rand(tensor.shape, generator=generator).double().mul_(2).sub_(1).mul_(roundoff).add_(1))
 
 
 def _rms(values: torch.Tensor) -> float:
@@ -279,7 +259,7 @@ def _draw(source: _Source, form: Family, generator: torch.Generator, use_seen: b
         values = torch.randn(shape, generator=generator).mul_(spread).add_(source.mean)
         limits = source.seen if use_seen else Range()
     else:
-        values = form(shape, generator, _ROUNDOFF[dtype]).mul(source.scale)
+        values = form(shape, generator, noise.ROUNDOFF[dtype]).mul(source.scale)
         limits = source.seen if use_seen else source.known
     if limits.non_negative:
         values = values.abs()

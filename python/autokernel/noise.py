@@ -33,9 +33,13 @@ _WIDTH = 0.425 * math.sqrt(3)
 # Sums are kept in fp32 at least, whatever the element type: products and terms of narrower types are exact there.
 _SUMS = ROUNDOFF[torch.float32]
 
-# Terms that are added one after the other, with equal signs, are off by sqrt(K/3) roundings (random walk of the
-# partial sums' roundings). Products of matrices are not here: nobody sums those in one chain.
+# A sum may be kept in one chain of additions, the plainest honest way: a random walk of the partial sums'
+# roundings, sqrt(K/3) of them for terms of equal sign, and more where equal terms are rounded the same way each
+# time. Products of matrices are not here: nobody sums those in one chain.
 _SUMMING = frozenset("sum mean var std var_mean std_mean norm linalg_vector_norm logsumexp cumsum prod nansum".split())
+
+# Chains up to this length are tried out, longer ones (blocked by anyone) estimated.
+_LONGEST_CHAIN = 1 << 14
 
 # Their results are operands, moved or chosen, so that nothing is rounded.
 _EXACT = frozenset(
@@ -55,6 +59,13 @@ class Noise(TorchDispatchMode):
     def __init__(self, generator: torch.Generator, unit: float):
         super().__init__()
         self.generator, self.unit = generator, unit
+        # Chains are tried in the first run; in later ones the same sums come again in the same order.
+        self.chains: list[list[torch.Tensor | None]] = []
+        self.sums = 0
+
+    def rewind(self, generator: torch.Generator) -> None:
+        """Makes ready for another run of the same operators."""
+        self.generator, self.sums = generator, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,19 +85,64 @@ class Noise(TorchDispatchMode):
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
         if not given:
             return result
-        terms = given[0].numel() if name in _SUMMING else 0
-        return pytree.tree_map(lambda value: self._moved(value, terms), result)
+        if name not in _SUMMING:
+            return pytree.tree_map(lambda value: self._moved(value), result)
+        leaves, shape = pytree.tree_flatten(result)
+        if self.sums == len(self.chains):
+            self.chains.append(_chain_error(func, name, args, kwargs, leaves) if self.unit >= _SUMS else [None] * len(leaves))
+        chain = self.chains[self.sums]
+        self.sums += 1
+        terms = given[0].numel()
+        return pytree.tree_unflatten([self._moved(v, terms, error) for v, error in zip(leaves, chain)], shape)
 
-    def _moved(self, value: Any, terms: int) -> Any:
+    def _moved(self, value: Any, terms: int = 0, chain: torch.Tensor | None = None) -> Any:
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
             return value
-        chain = terms / max(value.numel(), 1) / 3
-        return moved(value, max(self.unit, min(self.unit, _SUMS) * math.sqrt(chain)), self.generator)
+        walk = min(self.unit, _SUMS) * math.sqrt(terms / max(value.numel(), 1) / 3)
+        result = moved(value, max(self.unit, walk), self.generator)
+        if chain is not None:
+            sign = torch.randint(0, 2, value.shape, generator=self.generator).mul_(2).sub_(1)
+            result.add_(sign * chain.reshape(value.shape))
+        return result
+
+
+def _chain_error(func: Any, name: str, args: Any, kwargs: Any, results: list[Any]) -> list[torch.Tensor | None]:
+    """How far each result is off when its sum is kept in one chain in fp32; ``None`` where that is not tried."""
+    given = {a.name: value for a, value in zip(func._schema.arguments, args)} | dict(kwargs)
+    terms, dim = args[0], given.get("dim")
+    dims = range(terms.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    dims = sorted({d % max(terms.dim(), 1) for d in dims})
+    length = math.prod(terms.shape[d] for d in dims)
+    if not 1 < length <= _LONGEST_CHAIN or name not in ("sum", "mean", "var", "var_mean", "linalg_vector_norm"):
+        return [None] * len(results)
+    if name in ("sum", "mean"):
+        return [_one_chain(terms, dims).div_(length if name == "mean" else 1)]
+    if name == "linalg_vector_norm":
+        # An error of the sum of squares is half as large, relatively, in its root.
+        square = terms.square()
+        return [_one_chain(square, dims).mul_(results[0].flatten()).div_(square.sum(dims).flatten().mul_(2)).nan_to_num_(0.0)]
+    deviations = terms.sub(terms.mean(dims, keepdim=True)).square_()
+    errors: list[torch.Tensor | None] = [_one_chain(deviations, dims).div_(length)]
+    return errors if name == "var" else [*errors, _one_chain(terms, dims).div_(length)]
+
+
+def _one_chain(terms: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The error of adding the terms along ``dims`` one by one in fp32, flattened."""
+    kept = [d for d in range(terms.dim()) if d not in dims]
+    rows = terms.permute(*dims, *kept).reshape(math.prod(terms.shape[d] for d in dims), -1)
+    total = torch.zeros(rows.shape[1], dtype=torch.float32)
+    for row in rows.float():
+        total.add_(row)
+    error = total.double().sub_(rows.sum(0)).abs_().nan_to_num_(0.0, 0.0, 0.0)
+    # A chain may be lucky as well: none counts as better than the chains of this sum are on the whole.
+    size = rows.abs().sum(0).nan_to_num_(0.0, 0.0, 0.0)
+    typical = error.div(size).nan_to_num_(0.0, 0.0, 0.0).square_().mean().sqrt_()
+    return torch.maximum(error, size.mul_(typical))
 
 
 def moved(value: torch.Tensor, unit: float, generator: torch.Generator) -> torch.Tensor:
     """The values, each by up to some ``unit`` of itself larger or smaller; zeros and signs stay."""
-    factor = torch.rand(value.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(2 * _WIDTH * unit).add_(1)
+    factor = torch.rand(value.shape, generator=generator).sub_(0.5).double().mul_(2 * _WIDTH * unit).add_(1)
     return factor.mul_(value)
 
 
@@ -117,15 +173,15 @@ def of_region(
 ) -> list[torch.Tensor]:
     """The noise of each output of a region whose fp64 form is ``wide``."""
     units = [_unit(node["value"]) for node in region["nodes"]]
-    spread = Spread(truth)
+    spread, noise = Spread(truth), Noise(torch.Generator(), _SUMS)
+
+    def before(node: int) -> None:
+        noise.unit = units[node]
+
     for run in range(RUNS):
         generator = torch.Generator().manual_seed((seed * 31 + run) % (1 << 63))
+        noise.rewind(generator)
         given = [moved(t.double(), input_unit(t.dtype), generator) if t.is_floating_point() else t for t in inputs]
-        noise = Noise(generator, _SUMS)
-
-        def before(node: int, noise: Noise = noise) -> None:
-            noise.unit = units[node]
-
         with noise:
             spread.add(regions.run(wide, given, before))
     return spread.result()

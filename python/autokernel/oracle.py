@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import statistics
@@ -15,7 +16,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils import _pytree as pytree
 
-from . import backend, graph, inputs, model, region, tensors
+from . import backend, graph, inputs, model, noise, region, tensors
 from .wire import RequestError
 
 # The captured graph calls the same operators in the same element types as the model, so that most
@@ -233,30 +234,54 @@ class Oracle:
         return inputs.write_sets(wanted, recorded, known, sets, seed, Path(body["dir"]))
 
     def model_truth(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The model's outputs in fp64 and in its own types, for each seed of inputs."""
-        loaded, folder = self.model(), Path(body["dir"])
-        folder.mkdir(parents=True, exist_ok=True)
-        wide = _widened(loaded.module)
-        draws = []
-        for number, seed in enumerate(body["draws"]):
-            given = loaded.draw(seed)
-            own = self._run(given)
-            truth = _run_wide(wide, given, own) if wide is not None else None
-            if truth is None:
-                # All draws must be measured against the same kind of truth.
-                if wide is not None and number > 0:
-                    return self.model_truth_own(body)
-                wide, truth = None, [t.double() for t in own]
-            draws.append(_write_draw(folder, number, truth, own))
-        return {"draws": draws, "widened": wide is not None}
+        """The model's outputs in fp64 and in its own types, for each seed of inputs, with their noise.
 
-    def model_truth_own(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The same without widening."""
-        loaded, folder, draws = self.model(), Path(body["dir"]), []
-        for number, seed in enumerate(body["draws"]):
-            own = self._run(loaded.draw(seed))
-            draws.append(_write_draw(folder, number, [t.double() for t in own], own))
-        return {"draws": draws, "widened": False}
+        All draws are measured against the same kind of truth: where one cannot be widened, none is.
+        """
+        folder = Path(body["dir"])
+        folder.mkdir(parents=True, exist_ok=True)
+        seeds = [int(seed) for seed in body["draws"]]
+        wide = _widened(self.model().module)
+        draws = [self._draw(wide, number, seed, folder) for number, seed in enumerate(seeds)] if wide is not None else [None]
+        widened = all(draw is not None for draw in draws)
+        if not widened:
+            draws = [self._own_draw(number, seed, folder) for number, seed in enumerate(seeds)]
+        return {"draws": draws, "widened": widened}
+
+    def _draw(self, wide: Callable[..., Any], number: int, seed: int, folder: Path) -> dict[str, Any] | None:
+        given = self.model().draw(seed)
+        own = self._run(given)
+        truth = _run_wide(wide, given, own)
+        if truth is None:
+            return None
+        unit = max((noise.ROUNDOFF.get(t.dtype, 0.0) for t in own), default=0.0)
+        spread, roundings = noise.Spread(truth), noise.Noise(torch.Generator(), unit)
+        for run in range(noise.RUNS):
+            roundings.rewind(torch.Generator().manual_seed((seed * 31 + run) % (1 << 63)))
+            if (outputs := _run_wide(wide, given, own, roundings)) is not None:
+                spread.add(outputs)
+        return _write_draw(folder, number, truth, own, spread)
+
+    def _own_draw(self, number: int, seed: int, folder: Path) -> dict[str, Any]:
+        """Without fp64 the noise is seen by running the model again with inputs and weights one step of
+        their own type away: every rounding in it then falls differently."""
+        loaded = self.model()
+        given = loaded.draw(seed)
+        own = self._run(given)
+        truth = [t.double() for t in own]
+        spread = noise.Spread(truth)
+        for run in range(noise.RUNS):
+            generator = torch.Generator().manual_seed((seed * 31 + run) % (1 << 63))
+            with _stepped(loaded.module, generator):
+                args, kwargs = pytree.tree_map(lambda v: _step(v, generator), model.copy_inputs(given))
+                try:
+                    with torch.no_grad():
+                        outputs = model.flatten(loaded.module(*args, **kwargs))
+                except Exception:  # noqa: BLE001: a model may refuse values that it was not given
+                    continue
+            if len(outputs) == len(own) and all(a.shape == b.shape for a, b in zip(outputs, own)):
+                spread.add(outputs)
+        return {**_write_draw(folder, number, truth, own, spread), "own_types": True}
 
 
 class _Phase:
@@ -265,11 +290,32 @@ class _Phase:
     draw = 0
 
 
-def _write_draw(folder: Path, number: int, truth: list[torch.Tensor], own: list[torch.Tensor]) -> dict[str, Any]:
-    return {
-        "truth": [tensors.write(t.contiguous(), folder / f"draw{number}-truth{i}") for i, t in enumerate(truth)],
-        "baseline": [tensors.write(t.contiguous(), folder / f"draw{number}-baseline{i}") for i, t in enumerate(own)],
-    }
+def _write_draw(folder: Path, number: int, truth: list[torch.Tensor], own: list[torch.Tensor], spread: noise.Spread) -> dict[str, Any]:
+    def store(kind: str, values: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+        return [tensors.write(t.contiguous(), folder / f"draw{number}-{kind}{i}") for i, t in enumerate(values)]
+
+    known = spread.result() if spread.runs else []
+    return {"truth": store("truth", truth), "baseline": store("baseline", own), "noise": store("noise", known)}
+
+
+def _step(value: Any, generator: torch.Generator) -> Any:
+    real = isinstance(value, torch.Tensor) and value.dtype in noise.ROUNDOFF
+    return noise.neighbour(value, generator) if real else value
+
+
+@contextlib.contextmanager
+def _stepped(module: Any, generator: torch.Generator) -> Iterator[None]:
+    """Weights one step away; put back afterwards, bit for bit."""
+    kept = [(p, p.detach().clone()) for p in module.parameters()] if isinstance(module, torch.nn.Module) else []
+    try:
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(_step(value, generator))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(value)
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -347,17 +393,23 @@ def _widened(module: Callable[..., Any]) -> Callable[..., Any] | None:
         return None
 
 
-def _run_wide(wide: Callable[..., Any], given: model.Inputs, own: list[torch.Tensor]) -> list[torch.Tensor] | None:
+def _run_wide(
+    wide: Callable[..., Any], given: model.Inputs, own: list[torch.Tensor], roundings: noise.Noise | None = None
+) -> list[torch.Tensor] | None:
     """The fp64 outputs, or ``None`` where some part of the model stayed narrow."""
 
     def widen(value: Any) -> Any:
-        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if roundings is None or value.dtype not in noise.ROUNDOFF:
+            return value.double()
+        return noise.moved(value.double(), noise.input_unit(value.dtype), roundings.generator)
 
     args, kwargs = pytree.tree_map(widen, model.copy_inputs(given))
     default = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
-        with torch.no_grad(), _Wide():
+        with torch.no_grad(), _Wide(), roundings or contextlib.nullcontext():
             outputs = model.flatten(wide(*args, **kwargs))
     except Exception:  # noqa: BLE001: any failure means that this model has no fp64 form
         return None

@@ -25,8 +25,11 @@ pub use error::{HeaderError, KernelFileError, ParamsError};
 /// The version of the header that this program reads.
 pub const HEADER_VERSION: u32 = 1;
 
-/// Our vector maths for C++ kernels, `#include "autokernel/vec.h"`.
-pub const VEC_HEADER: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/include/autokernel/vec.h"));
+/// Our vector maths for C++ kernels: files below an include folder. Kernels `#include "autokernel/vec.h"`.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("autokernel/vec.h", include_str!("../include/autokernel/vec.h")),
+    ("autokernel/vec_math.h", include_str!("../include/autokernel/vec_math.h")),
+];
 
 /// Caps: a kernel file comes from an agent, so nothing in it may be unbounded.
 pub mod caps {

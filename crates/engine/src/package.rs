@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use autokernel_core::kernel_file::{KernelFile, Params, VEC_HEADER};
+use autokernel_core::kernel_file::{HEADERS, KernelFile, Params};
 use autokernel_core::plan::Plan;
 use autokernel_core::region::Region;
 use autokernel_worker::python::bridge_files;
@@ -159,7 +159,9 @@ pub(crate) fn assemble(
             fs_err::write(root.join("__init__.py"), text)?;
         }
     }
-    fs_err::write(root.join("include/autokernel/vec.h"), VEC_HEADER)?;
+    for (name, text) in HEADERS {
+        fs_err::write(root.join("include").join(name), text)?;
+    }
 
     let mut regions = vec![];
     for winner in winners {

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use autokernel_core::kernel_file::{KernelFile, Params, VEC_HEADER};
+use autokernel_core::kernel_file::{HEADERS, KernelFile, Params};
 use rustix::fs::OFlags;
 
 use crate::admission;
@@ -228,9 +228,11 @@ fn source_folder(file: &KernelFile) -> Result<tempfile::TempDir, BuildError> {
     let io = |what| move |source| BuildError::Io { what, source };
     let folder =
         tempfile::Builder::new().prefix("autokernel-build-").tempdir().map_err(io("make a build folder"))?;
-    let include = folder.path().join("include/autokernel");
-    std::fs::create_dir_all(&include).map_err(io("make a build folder"))?;
-    std::fs::write(include.join("vec.h"), VEC_HEADER).map_err(io("write the vector header"))?;
+    let include = folder.path().join("include");
+    std::fs::create_dir_all(include.join("autokernel")).map_err(io("make a build folder"))?;
+    for (name, text) in HEADERS {
+        std::fs::write(include.join(name), text).map_err(io("write the vector headers"))?;
+    }
     std::fs::write(folder.path().join("kernel.cpp"), &file.source).map_err(io("write the kernel"))?;
     Ok(folder)
 }

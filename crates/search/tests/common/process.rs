@@ -5,7 +5,7 @@ use std::process::Command;
 
 use autokernel_core::dtype::Dtype;
 use autokernel_core::graph::TensorMeta;
-use autokernel_core::kernel_file::{KernelFile, Params, VEC_HEADER};
+use autokernel_core::kernel_file::{HEADERS, KernelFile, Params};
 use autokernel_core::region::Region;
 
 use super::interpreter::{Dense, read, run};
@@ -157,7 +157,9 @@ pub(crate) fn check(
 ) -> Result<(), String> {
     let folder = tempfile();
     std::fs::create_dir_all(folder.join("autokernel")).unwrap();
-    std::fs::write(folder.join("autokernel/vec.h"), VEC_HEADER).unwrap();
+    for (name, text) in HEADERS {
+        std::fs::write(folder.join(name), text).unwrap();
+    }
     std::fs::write(folder.join("kernel.cpp"), main_program(region, file)).unwrap();
     let mut input = vec![];
     for (values, meta) in storage.iter().zip(&region.inputs) {
