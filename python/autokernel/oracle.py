@@ -257,7 +257,7 @@ class Oracle:
         unit = max((noise.ROUNDOFF.get(t.dtype, 0.0) for t in own), default=0.0)
         spread, roundings = noise.Spread(truth), noise.Noise(torch.Generator(), unit)
         for run in range(noise.RUNS):
-            roundings.rewind(torch.Generator().manual_seed((seed * 31 + run) % (1 << 63)))
+            roundings.rewind(torch.Generator().manual_seed((seed * 31 + run) % (1 << 63)), run)
             if (outputs := _run_wide(wide, given, own, roundings)) is not None:
                 spread.add(outputs)
         return _write_draw(folder, number, truth, own, spread)

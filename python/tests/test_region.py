@@ -123,11 +123,57 @@ def build():
             for described in made["truth"]:
                 self.assertTrue(torch.isfinite(tensors.read(described)).all(), made["family"])
 
-    def test_ill_conditioned_families_are_dropped_aloud(self):
+    def test_noise_is_what_roundings_do(self):
+        text = """
+import torch
+def build():
+    return (lambda x: x - x.mean(-1, keepdim=True)), [torch.randn(64, 256)]
+"""
+        reply = self.sets(*capture(text)[:3])
+        seen = {}
+        for made in reply["sets"]:
+            described = made["noise"][0]
+            self.assertEqual((described["dtype"], described["shape"]), ("f64", made["truth"][0]["shape"]))
+            spread, truth, own = (tensors.read(made[k][0]) for k in ("noise", "truth", "baseline"))
+            x = tensors.read(made["inputs"][0]).double()
+            roundings = spread.norm() / x.norm() / 2.0**-24
+            error = ((own.double() - truth).norm() / x.norm() / 2.0**-24).item()
+            self.assertTrue(error / 4 < roundings < 200, (made["family"], roundings, error))
+            seen[made["family"]] = spread
+        # Each row of values far from zero has the noise of its mean, whatever the baseline's luck there.
+        rows = seen["low_variance"].square().mean(-1).sqrt()
+        self.assertLess((rows.max() / rows.min()).item(), 16)
+
+    def test_the_plainest_sum_is_within_noise(self):
+        text = "import torch\ndef build():\n    return (lambda x: x.mean(-1)), [torch.rand(64, 1024) + 1]\n"
+        for made in self.sets(*capture(text)[:3])["sets"]:
+            x, spread = tensors.read(made["inputs"][0]), tensors.read(made["noise"][0])
+            total = torch.zeros(64)
+            for column in x.t():
+                total += column
+            error = total.double() / 1024 - tensors.read(made["truth"][0])
+            cheap = x.bfloat16().double().mean(-1) - tensors.read(made["truth"][0])
+            self.assertLess(error.norm().item(), 4 * spread.norm().item(), made["family"])
+            if made["family"] == "normal":
+                self.assertGreater(cheap.norm().item(), 100 * spread.norm().item())
+
+    def test_noise_of_whole_numbers_and_choices(self):
+        text = """
+import torch
+def build():
+    return (lambda x, i: (i + 1, torch.relu(x), x.to(torch.int64))), [torch.randn(8, 8).bfloat16(), torch.arange(64).view(8, 8)]
+"""
+        for made in self.sets(*capture(text)[:3])["sets"]:
+            spreads = [(tensors.read(n), tensors.read(t)) for n, t in zip(made["noise"], made["truth"])]
+            self.assertEqual(spreads[0][0].abs().max(), 0)
+            # The digits of a bf16 input are given; what is known to one rounding is what sums are kept in.
+            self.assertTrue((spreads[1][0] <= 2.0**-24 * spreads[1][1].abs()).all())
+
+    def test_ill_conditioned_inputs_are_noise(self):
         # Equal numbers cancel exactly in the baseline; after any rounding they would not.
         text = "import torch\ndef build():\n    return (lambda x: (x - x[:, :1]) * 1e12), [torch.randn(64, 64)]\n"
-        reply = self.sets(*capture(text)[:3])
-        self.assertIn("constant_rows", [d["family"] for d in reply["dropped"]])
+        made = {m["family"]: m for m in self.sets(*capture(text)[:3])["sets"]}["constant_rows"]
+        self.assertGreater(tensors.read(made["noise"][0]).norm(), tensors.read(made["truth"][0]).norm())
 
     def test_what_the_graph_knows(self):
         graph = torch.fx.Graph()
@@ -153,7 +199,34 @@ def build():
                 truth, own = tensors.read(draw["truth"][0]), tensors.read(draw["baseline"][0])
                 error = ((truth - own.double()).norm() / truth.norm()).item()
                 self.assertTrue(0 < error < 1e-5)
+                spread = (tensors.read(draw["noise"][0]).norm() / truth.norm()).item()
+                self.assertTrue(error / 4 < spread < 1e-5, (error, spread))
             self.assertTrue(all(Path(f["file"]).is_file() for d in reply["draws"] for f in d["truth"]))
+
+    def test_model_truth_in_own_types(self):
+        text = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down = torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return torch.from_numpy(self.down(x).numpy().astype("float32") * 2)
+def get_init_inputs(): return []
+def get_inputs(): return [torch.randn(32, 64)]
+"""
+        oracle = Oracle()
+        oracle.load({"model": support.write_model(text), "inputs": [], "seed": 0})
+        weight = oracle.model().module.down.weight.detach().clone()
+        with tempfile.TemporaryDirectory() as folder:
+            reply = oracle.model_truth({"draws": [3, 4], "dir": folder})
+            self.assertFalse(reply["widened"])
+            for draw in reply["draws"]:
+                self.assertTrue(draw["own_types"])
+                truth, own, spread = (tensors.read(draw[k][0]) for k in ("truth", "baseline", "noise"))
+                self.assertTrue(torch.equal(truth, own.double()))
+                self.assertTrue(2.0**-25 < spread.norm() / truth.norm() < 2.0**-20)
+        self.assertTrue(torch.equal(oracle.model().module.down.weight, weight))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("judge", &["core", "worker"]),
     ("engine", &["core", "search", "store", "worker", "judge"]),
     ("cli", &["core", "store", "engine", "worker"]),
+    ("testbed", &["worker"]),
 ];
 
 /// Names of layers and models: a search agent that knows one is a list of patterns, not a compiler.
@@ -115,7 +116,7 @@ fn check_edges(root: &Path, broken: &mut Vec<String>) -> Result<()> {
 fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut found = vec![];
     let mut folders: Vec<PathBuf> =
-        ["crates", "xtask", "python", "examples"].iter().map(|name| root.join(name)).collect();
+        ["crates", "xtask", "python", "examples", "fixtures"].iter().map(|name| root.join(name)).collect();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(|| format!("failed to read {}", folder.display()))? {
             let path = entry?.path();

@@ -46,7 +46,7 @@ pub(crate) struct ModelArguments {
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
     /// An input's shape and element type, such as 1x128:int64; once for each positional input.
-    #[arg(long = "input", value_name = "SHAPE:DTYPE")]
+    #[arg(long = "input", value_name = "SHAPE:DTYPE", value_parser = autokernel_engine::parse_input)]
     pub(crate) inputs: Vec<String>,
     /// Threads of the model and of every kernel [default: all cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -31,6 +31,20 @@ pub(crate) enum ExitCode {
     Interrupted = 9,
 }
 
+/// What the argument parser says: help and the version are results, the rest is an error, which is a
+/// document for those who asked for documents.
+pub(crate) fn unusable_arguments(error: &clap::Error, raw: &[String]) -> std::process::ExitCode {
+    let asked = raw.windows(2).any(|pair| pair == ["--format", "json"]);
+    if error.use_stderr() && (asked || raw.iter().any(|word| word == "--format=json")) {
+        let text = error.to_string();
+        let message = text.trim_start_matches("error: ").trim_end();
+        return Failure { help: None, ..Failure::usage(message, "") }.report(Format::Json);
+    }
+    // Where even this can't be printed there is nobody to tell.
+    let _ = error.print();
+    std::process::ExitCode::from(error.exit_code() as u8)
+}
+
 /// An error on its way to the user.
 #[derive(Debug)]
 pub(crate) struct Failure {

@@ -17,7 +17,10 @@ fn main() -> std::process::ExitCode {
     if raw.get(1).is_some_and(|word| word == "__worker") {
         return autokernel_worker::child_main(&raw[2..]);
     }
-    let arguments = arguments::Arguments::parse();
+    let arguments = match arguments::Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return exit::unusable_arguments(&error, &raw),
+    };
     let format = arguments.format;
     match commands::run(arguments) {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -1,7 +1,8 @@
 //! The contract: what "the same function" means for a region.
 //!
 //! Set by the task, never by a kernel. Limits follow the protocol that ARCHITECTURE.md describes:
-//! truth in fp64 on the already rounded inputs, three metrics, the baseline's own error as scale.
+//! truth `r` in fp64 on the already rounded inputs, three metrics, and as scale the error of the
+//! baseline `b` or the noise `s` (how far roundings move the truth), whichever is larger.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,9 +12,9 @@ use crate::dtype::Dtype;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// `rms(c - r)` may be at most this many times `max(rms(b - r), 0.4 u rms(r))`.
+    /// `rms(c - r)` may be at most this many times `max(rms(b - r), 0.4 u rms(r), rms(s))`.
     pub ratio: f64,
-    /// `max |c - r| / (u |r| + rowrms(b - r))` may be at most this.
+    /// `max |c - r| / (u |r| + max(rowrms(b - r), rowrms(s), s))` may be at most this.
     pub element: f64,
     /// `rms(c - r) / std(r)` may be at most this, on well-conditioned inputs.
     pub centred: f64,

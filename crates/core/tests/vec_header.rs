@@ -123,6 +123,29 @@ fn leaf_source() -> String {
     text
 }
 
+/// The names of instructions in GCC and those in `<immintrin.h>` must mean the same.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn both_spellings_of_an_instruction_make_the_same_code() {
+    let Some(cxx) = compiler() else {
+        eprintln!("SKIPPED: no C++ compiler");
+        return;
+    };
+    let source = scratch("spelling.cpp");
+    std::fs::write(&source, leaf_source()).expect("the source is written");
+    for isa in [&["-march=native"][..], &["-march=x86-64-v3"], &[]] {
+        let code = |name: &str, extra: &[&str]| {
+            let object = scratch(name);
+            let built =
+                compile(&cxx, isa, &[&["-c", "-fno-ident", "-Wall"], extra].concat(), &source, &object);
+            assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+            std::fs::read(object).expect("the object is read")
+        };
+        let (ours, theirs) = (code("spelling.o", &[]), code("spelling.o", &["-DAK_IMMINTRIN"]));
+        assert!(ours == theirs, "the code differs with {isa:?}");
+    }
+}
+
 /// A kernel may import libm and the mem* functions, and must carry no state and no constructors.
 #[test]
 fn leaf_code() {

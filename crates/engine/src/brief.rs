@@ -99,7 +99,7 @@ fn describe_limits(limits: Option<&Limits>) -> String {
         || "equal bit for bit".to_owned(),
         |limits| {
             format!(
-                "rms(c-r) at most {} times max(rms(b-r), 0.4 u rms(r)); each element within {} times u|r| + the row's rms(b-r); rms(c-r) at most {:.1e} of std(r)",
+                "rms(c-r) at most {} times max(rms(b-r), 0.4 u rms(r), rms(s)); each element within {} times u|r| + the larger of its own s and the row's max(rms(b-r), rms(s)), s being how far roundings move the truth; rms(c-r) at most {:.1e} of std(r)",
                 limits.ratio, limits.element, limits.centred
             )
         },

@@ -33,7 +33,12 @@ pub(crate) enum Subject<'a> {
     /// A region under `eager` or `inductor`.
     Baseline { region: &'a Region, how: &'a str },
     /// The packaged operator of a region.
-    Packaged { region: &'a Region, package: &'a Path },
+    Packaged {
+        region: &'a Region,
+        package: &'a Path,
+        /// The folder of the task's inputs; its answers lie elsewhere, out of the child's reach.
+        inputs: &'a Path,
+    },
     /// A whole model without kernels of ours.
     Plain { model: &'a ModelSpec, seed: u64, form: &'a str },
     /// A whole model with them.
@@ -50,7 +55,7 @@ impl Subject<'_> {
     fn fields(&self) -> Value {
         match self {
             Self::Baseline { region, how } => json!({ "kind": "region", "region": region, "how": how }),
-            Self::Packaged { region, package } => {
+            Self::Packaged { region, package, .. } => {
                 json!({ "kind": "region", "region": region, "how": "package", "package": package })
             }
             Self::Plain { model, seed, form } => {
@@ -100,7 +105,9 @@ fn prepare_once(
 ) -> Result<Prepared, EngineError> {
     let mut peer = match subject {
         Subject::Baseline { .. } | Subject::Plain { .. } => spawn_trusted(tools, "zygote", scratch)?,
-        Subject::Packaged { package, .. } => spawn_confined(tools, vec![(*package).to_owned()], scratch)?,
+        Subject::Packaged { package, inputs, .. } => {
+            spawn_confined(tools, vec![(*package).to_owned(), (*inputs).to_owned()], scratch)?
+        }
         Subject::Ours { package, model, .. } => {
             let mut read = vec![(*package).to_owned()];
             read.extend(model_folder(model));
@@ -122,15 +129,13 @@ fn compile(peer: &mut Peer, tools: &Tools, subject: &Subject<'_>, ahead: bool) -
 
 /// The folder of a model's file, which a confined child has to read.
 fn model_folder(model: &ModelSpec) -> Option<PathBuf> {
-    let file = model.spec.split_once(".py").map(|(stem, _)| PathBuf::from(format!("{stem}.py")))?;
-    file.parent().filter(|folder| folder.is_absolute()).map(Path::to_owned)
+    model.file()?.parent().filter(|folder| folder.is_absolute()).map(Path::to_owned)
 }
 
 /// A Python child for code that nobody trusts. What it compiles goes to a folder of its own, which
 /// no trusted process ever reads.
-fn spawn_confined(tools: &Tools, mut read: Vec<PathBuf>, scratch: &Path) -> Result<Peer, EngineError> {
+fn spawn_confined(tools: &Tools, read: Vec<PathBuf>, scratch: &Path) -> Result<Peer, EngineError> {
     let own = tempfile::Builder::new().prefix("deploy-").tempdir_in(scratch)?.keep();
-    read.push(scratch.to_owned());
     let mut confinement = Confinement::new(Domain::Deployment);
     confinement.read = read;
     confinement.write = vec![own.clone()];

@@ -1,7 +1,7 @@
 //! The gate: all forms of the whole model side by side, and the choice among them.
 //!
-//! Plain forms face the same contract as ours. The scale is the model's own error against fp64,
-//! never a fixed tolerance. When nothing of ours helps, the best plain form is the answer.
+//! Plain forms face the same contract as ours. The scale is the model's own error against fp64, or how
+//! far roundings move its outputs, never a fixed tolerance. When nothing of ours helps, the best plain form is the answer.
 
 use std::path::Path;
 
@@ -106,9 +106,9 @@ fn model_truth(
         json!({ "draws": draws, "dir": folder }),
     )?)?;
     if !reply.widened {
-        let what =
-            "the model does not run in 64-bit; its own outputs are the truth that forms are held against"
-                .to_owned();
+        let what = "the model does not run in 64-bit: forms are held against its own outputs, within what \
+                    one-step changes of its inputs and weights do to them"
+            .to_owned();
         observer.observe(&Event::Note { what });
     }
     let limits = reply
@@ -200,8 +200,8 @@ pub(crate) fn choose(race: &Race) -> (String, Option<Speedups>) {
             ours
         }
         (Some(plain), _) => plain,
-        (None, Some(ours)) => ours,
-        (None, None) => return (PLAIN_FORMS[0].to_owned(), None),
+        // Without a plain form beside it there is nothing that ours has beaten.
+        (None, _) => return (PLAIN_FORMS[0].to_owned(), None),
     };
     // Between plain forms, too, what is not faster beyond doubt stays as the user wrote it.
     let eager = PLAIN_FORMS[0].to_owned();

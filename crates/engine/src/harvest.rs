@@ -74,7 +74,8 @@ impl Field<'_> {
         let mut baselines = Baselines::new();
         let mut harvest = Harvest { stopped: "plateau", ..Harvest::default() };
         let outcomes = self.outcomes()?;
-        let end = self.start + self.budget;
+        // A budget is time for the search; capture and profile are not taken out of it.
+        let end = Instant::now() + self.budget;
         let mut waiting: f64 = tasks.iter().map(Task::winnable_share).sum();
         for task in tasks {
             stop_if_asked(self.run)?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
-use autokernel_judge::{Judge, JudgedTask, ScreenOutcome};
+use autokernel_judge::{Judge, JudgedTask, ScreenOutcome, Screened};
 use autokernel_search::propose;
 use autokernel_search::search::{Outcome, Search};
 use autokernel_store::{CandidateId, NewCandidate, Store};
@@ -39,6 +39,8 @@ pub(crate) struct Finalist {
     pub(crate) params: Params,
     pub(crate) us: f64,
     pub(crate) candidate: CandidateId,
+    /// What was built and checked; `None` for one that an earlier life of the run screened.
+    pub(crate) checked: Option<Box<Screened>>,
 }
 
 /// What came of a hunt.
@@ -83,16 +85,17 @@ pub(crate) fn hunt(
         stop_if_asked(ground.run)?;
         let Some(file) = search.files().get(trial.file).cloned() else { break };
         let key = (blake3::hash(file.source.as_bytes()).to_hex().to_string(), trial.params.clone());
-        let (outcome, candidate) = if let Some(known) = known.get(&key) {
-            (known.outcome, known.candidate)
-        } else if Instant::now() >= ground.deadline {
+        let (outcome, candidate, checked) = if let Some(known) = known.get(&key) {
+            (known.outcome, known.candidate, None)
+        } else if Instant::now() >= ground.deadline && hunt.built > 0 {
+            // One is always tried: staging, which a busy machine makes long, must not eat all of it.
             hunt.stopped = "budget";
             break;
         } else {
             try_one(ground, task, judged, &file, &trial.params, &mut hunt, observer)?
         };
         if let Outcome::Time(us) = outcome {
-            hunt.finalists.push(Finalist { file: file.clone(), params: trial.params.clone(), us, candidate });
+            hunt.finalists.push(Finalist { file, params: trial.params.clone(), us, candidate, checked });
         }
         search.report(trial, outcome);
     }
@@ -108,7 +111,7 @@ fn try_one(
     params: &Params,
     hunt: &mut Hunt,
     observer: &mut dyn Observer,
-) -> Result<(Outcome, CandidateId), EngineError> {
+) -> Result<(Outcome, CandidateId, Option<Box<Screened>>), EngineError> {
     let region = task.region.id.0.as_str();
     let screened = ground.judge.screen(judged, file, params)?;
     hunt.built += 1;
@@ -137,7 +140,7 @@ fn try_one(
                 us: ranked.us,
                 best_us,
             });
-            Ok((Outcome::Time(ranked.us), candidate))
+            Ok((Outcome::Time(ranked.us), candidate, Some(ranked)))
         }
         ScreenOutcome::Rejected(verdict) => {
             new.verdict = Some(serde_json::to_value(&verdict)?);
@@ -150,7 +153,7 @@ fn try_one(
                     reason,
                 });
             }
-            Ok((Outcome::Failed, candidate))
+            Ok((Outcome::Failed, candidate, None))
         }
     }
 }

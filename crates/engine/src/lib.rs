@@ -30,7 +30,7 @@ pub use event::{EVENT_SCHEMA, Event, Observer, Silent};
 pub use interrupt::interrupt;
 pub use judge_file::{JudgeReport, judge_file};
 pub use optimize::{optimize, resume};
-pub use options::{ModelSpec, OptimizeOptions, parse_budget};
+pub use options::{ModelSpec, OptimizeOptions, parse_budget, parse_input};
 pub use package::{Manifest, PACKAGE_SCHEMA};
 pub use profile::profile;
 pub use report::{

@@ -1,6 +1,6 @@
 //! What a user asked for, validated once; nothing behind this sees raw flags.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -31,10 +31,21 @@ impl ModelSpec {
         Self { spec, inputs }
     }
 
+    /// The model's file, when it comes from one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        let file = match self.spec.rsplit_once(':') {
+            Some((file, name)) if !name.contains('/') => file,
+            _ => &self.spec,
+        };
+        Some(Path::new(file)).filter(|file| file.extension().is_some_and(|ending| ending == "py"))
+    }
+
     /// A short name for runs and folders: `llama_block` for `examples/llama_block.py`.
     pub fn stem(&self) -> String {
-        let file = self.spec.split(".py").next().unwrap_or(&self.spec);
-        let stem = file.rsplit(['/', ':', '.']).next().unwrap_or("model");
+        let stem = match self.file().and_then(Path::file_stem) {
+            Some(stem) => &*stem.to_string_lossy(),
+            None => self.spec.rsplit(['/', ':', '.']).next().unwrap_or("model"),
+        };
         let clean: String = stem
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' })
@@ -96,6 +107,27 @@ pub fn parse_budget(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Element types that an `--input` may have.
+const INPUT_TYPES: [&str; 10] =
+    ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"];
+
+/// Checks `[NAME=]1x128[:DTYPE]`; the bridge reads it again where the tensors are made.
+pub fn parse_input(text: &str) -> Result<String, String> {
+    let (name, rest) = text.split_once('=').map_or((None, text), |(name, rest)| (Some(name), rest));
+    let (shape, dtype) = rest.split_once(':').map_or((rest, None), |(shape, dtype)| (shape, Some(dtype)));
+    let word = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+    let size = |size: &str| size.bytes().all(|b| b.is_ascii_digit()) && size.parse::<u32>().is_ok();
+    if !name.is_none_or(word) || !(shape.is_empty() || shape.split('x').all(size)) {
+        return Err("write [NAME=]SHAPE[:DTYPE], such as 1x128:int64".to_owned());
+    }
+    match dtype {
+        Some(dtype) if !INPUT_TYPES.contains(&dtype) => {
+            Err(format!("unknown element type `{dtype}`; there are {}", INPUT_TYPES.join(", ")))
+        }
+        _ => Ok(text.to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,10 +143,21 @@ mod tests {
     }
 
     #[test]
+    fn inputs() {
+        for good in ["1x128:int64", "1x128", ":float32", "mask=2x3:bool", "7"] {
+            assert_eq!(parse_input(good).as_deref(), Ok(good));
+        }
+        for bad in ["x", "1x", "1xa", "1x2:float31", "=2", "a b=2", "1,2", "99999999999"] {
+            assert!(parse_input(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn stems() {
         let stem = |spec: &str| ModelSpec { spec: spec.into(), inputs: vec![] }.stem();
         assert_eq!(stem("/a/llama_block.py"), "llama_block");
         assert_eq!(stem("/a/b c.py:Net"), "b_c");
+        assert_eq!(stem("/home/u/.pyenv/m/net.v2.py:Net"), "net_v2");
         assert_eq!(stem("package.module:factory"), "factory");
         assert_eq!(stem(""), "model");
     }

@@ -28,7 +28,7 @@ use crate::session::{Oracle, Tools};
 /// Most input sets of a task.
 const SETS: usize = 10;
 
-/// Bytes that the input sets of one task may take on disk, truth and baseline included.
+/// Bytes that the input sets of one task may take on disk, truth, baseline and noise included.
 const POOL_BYTES: u64 = 2 << 30;
 
 /// Longest wait for a runner to say that it is confined.
@@ -75,7 +75,7 @@ pub(crate) fn stage(
         .first()
         .ok_or_else(|| EngineError::Package("a task without a place in the model".to_owned()))?;
     let each =
-        task.region.bytes() + 2 * task.region.output_metas().iter().map(|meta| meta.numel() * 8).sum::<u64>();
+        task.region.bytes() + 3 * task.region.output_metas().iter().map(|meta| meta.numel() * 8).sum::<u64>();
     let sets = (POOL_BYTES / each.max(1)).clamp(3, SETS as u64);
     let seed = random_seed()?;
     let body =
@@ -89,7 +89,14 @@ pub(crate) fn stage(
         observer.observe(&Event::Note { what });
     }
     let floor = floor_us(task.region.bytes(), &tools.device.copy);
-    Ok(JudgedTask::stage(task.region.clone(), task.contract.clone(), reply.sets, task.eager_us, Some(floor))?)
+    let (region, contract) = (task.region.clone(), task.contract.clone());
+    let judged = JudgedTask::stage(region, contract, reply.sets, task.eager_us, Some(floor))?;
+    for unfit in judged.truth.unfit() {
+        let what =
+            format!("region {}: inputs `{}` are not used: {}", task.region.id, unfit.family, unfit.reason);
+        observer.observe(&Event::Note { what });
+    }
+    Ok(judged)
 }
 
 /// Below this no kernel for the region can be honest: every byte at five times the best rate that

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// Root mean square error over that of the baseline.
+    /// Root mean square error over that of the baseline, or over the noise of the region.
     Ratio,
     /// The worst single element, relative to its size and its row's own error.
     Element,
@@ -81,7 +81,9 @@ impl fmt::Display for Fault {
         write!(f, "output {} on inputs `{}`: ", self.output, self.family)?;
         let (value, limit) = (self.value, self.limit);
         match self.metric {
-            Metric::Ratio => write!(f, "rms error is {value:.3} times the baseline's own, limit {limit}")?,
+            Metric::Ratio => {
+                write!(f, "rms error is {value:.3} times what honest roundings give, limit {limit}")?;
+            }
             Metric::Element => write!(f, "element error score {value:.3e}, limit {limit}")?,
             Metric::Centred => {
                 write!(f, "rms error is {value:.3e} of the spread of the true values, limit {limit:.1e}")?;

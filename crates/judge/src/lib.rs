@@ -25,5 +25,5 @@ pub use error::JudgeError;
 pub use evidence::{Decided, Evidence, EvidenceError, Facts, Race, decide};
 pub use round::{Child, Contest, Contestant, Protocol, Staging, Zygote};
 pub use screen::{ScreenOutcome, Screened};
-pub use truth::{RawSet, TensorFile, Truth};
+pub use truth::{RawSet, TensorFile, Truth, Unfit};
 pub use verdict::{compare, race};

@@ -1,8 +1,14 @@
 //! Three metrics of a candidate's output against the truth, computed in one pass over both.
 //!
-//! * ratio: `rms(c - r) <= rho * max(rms(b - r), 0.4 u rms(r))`; for tiny outputs over all sets together;
-//! * element: `|c - r| <= E * (u |r| + rowrms(b - r))`, for every element, without a quota;
-//! * centred: `rms(c - r) <= cap * std(r)`, where the baseline itself stays well below the cap.
+//! * ratio: `rms(c - r) <= rho * max(rms(b - r), 0.4 u rms(r), rms(s))`; for tiny outputs over all sets
+//!   together;
+//! * element: `|c - r| <= E * (u |r| + max(rowrms(b - r), rowrms(s), s))`, for every element, without a
+//!   quota;
+//! * centred: `rms(c - r) <= cap * std(r)`, where honest errors stay well below the cap.
+//!
+//! `s` is the noise: how far roundings move the truth, whatever the baseline's luck was. An element counts
+//! its own, too: a row whose scale is off by some roundings is off most in its largest element, and the
+//! root mean square over a long row says little of that.
 //!
 //! Where the truth is not finite the candidate must agree with the truth or the baseline, sign
 //! included. Exact outputs must have the baseline's bits.
@@ -14,7 +20,7 @@ use crate::fault::{Fault, Metric, Place, capped};
 use crate::source::{Logical, Tensor, decode, overflow, tiny};
 use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, Truth, TruthError, open};
 
-/// The cap on the centred error applies where the baseline's own is at most this share of it.
+/// The cap on the centred error applies where an honest one is at most this share of it.
 const WELL_CONDITIONED: f64 = 0.25;
 
 /// Tiny outputs are judged by ratio once so many sets stand behind it.
@@ -234,13 +240,50 @@ struct Rule<'a> {
     scale: &'a Scale,
 }
 
+/// Elements of truth, baseline (where it matters), noise and candidate from one place on.
+#[derive(Default)]
+struct Chunk {
+    r: Vec<f64>,
+    b: Vec<f64>,
+    s: Vec<f64>,
+    c: Vec<f64>,
+}
+
+/// A run of a chunk within one row, and the least scale of its elements.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    r: &'a [f64],
+    /// `None` where it is as finite as the truth.
+    b: Option<&'a [f64]>,
+    s: &'a [f64],
+    c: &'a [f64],
+    slack: f64,
+}
+
+impl Chunk {
+    fn run(&self, part: std::ops::Range<usize>, slack: f64) -> Run<'_> {
+        Run {
+            r: &self.r[part.clone()],
+            b: self.b.get(part.clone()),
+            s: &self.s[part.clone()],
+            c: &self.c[part],
+            slack,
+        }
+    }
+}
+
+/// The larger of both; `slack` where there is no noise because the truth is no number.
+fn at_least(slack: f64, noise: f64) -> f64 {
+    if noise > slack { noise } else { slack }
+}
+
 fn compare_numbers(
     subject: &Subject<'_>,
     candidate: Tensor<'_>,
     limits: &Limits,
     scale: &Scale,
 ) -> Result<Comparison, TruthError> {
-    let OutputTruth { truth, baseline, meta, .. } = subject.truth;
+    let OutputTruth { truth, baseline, noise, meta, .. } = subject.truth;
     let rule = Rule {
         unit: meta.dtype.unit_roundoff().unwrap_or(0.0),
         tiny: tiny(meta.dtype),
@@ -249,30 +292,38 @@ fn compare_numbers(
         scale,
     };
     let logical = Logical::new(candidate).map_err(TruthError::Candidate)?;
-    let (mut hasher, mut bytes, mut r, mut b, mut c) =
-        (blake3::Hasher::new(), vec![], vec![], vec![], vec![]);
+    let (mut hasher, mut bytes, mut chunk) = (blake3::Hasher::new(), vec![], Chunk::default());
     let (mut sums, numel, mut start) = (Sums::default(), meta.numel(), 0);
+    // Noise that was not measured is not read.
     open(truth, |truths| {
         open(baseline, |baselines| {
-            while start < numel && sums.bad == 0 {
-                let count = CHUNK.min(numel - start) as usize;
-                truths.read(start, count, &mut bytes)?;
-                decode(truth.dtype, &bytes, &mut r);
-                if scale.special {
-                    baselines.read(start, count, &mut bytes)?;
-                    decode(baseline.dtype, &bytes, &mut b);
+            open(noise.as_ref().unwrap_or(truth), |noises| {
+                while start < numel && sums.bad == 0 {
+                    let count = CHUNK.min(numel - start) as usize;
+                    truths.read(start, count, &mut bytes)?;
+                    decode(truth.dtype, &bytes, &mut chunk.r);
+                    if scale.special {
+                        baselines.read(start, count, &mut bytes)?;
+                        decode(baseline.dtype, &bytes, &mut chunk.b);
+                    }
+                    if let Some(noise) = noise {
+                        noises.read(start, count, &mut bytes)?;
+                        decode(noise.dtype, &bytes, &mut chunk.s);
+                    } else {
+                        chunk.s.resize(count, 0.0);
+                    }
+                    logical.read(start, count, &mut bytes).map_err(TruthError::Candidate)?;
+                    hasher.update(&bytes);
+                    decode(meta.dtype, &bytes, &mut chunk.c);
+                    rule.chunk(start, &chunk, &mut sums);
+                    start += count as u64;
                 }
-                logical.read(start, count, &mut bytes).map_err(TruthError::Candidate)?;
-                hasher.update(&bytes);
-                decode(meta.dtype, &bytes, &mut c);
-                rule.chunk(start, &r, &b, &c, &mut sums);
-                start += count as u64;
-            }
-            Ok(())
+                Ok(())
+            })
         })
     })?;
     let rms = if sums.count > 0 { (sums.square / sums.count as f64).sqrt() } else { 0.0 };
-    let well = scale.std > 0.0 && scale.error <= WELL_CONDITIONED * limits.centred * scale.std;
+    let well = scale.std > 0.0 && scale.honest() <= WELL_CONDITIONED * limits.centred * scale.std;
     let metrics = Metrics {
         ratio: capped(rms / scale.yardstick),
         element: capped(sums.worst),
@@ -287,51 +338,51 @@ fn compare_numbers(
 
 impl Rule<'_> {
     /// Adds elements `start..` to the sums, row by row.
-    fn chunk(&self, start: u64, r: &[f64], b: &[f64], c: &[f64], sums: &mut Sums) {
-        let mut from = 0;
-        while from < r.len() {
+    fn chunk(&self, start: u64, chunk: &Chunk, sums: &mut Sums) {
+        let (count, mut from) = (chunk.r.len(), 0);
+        while from < count {
             let at = start + from as u64;
             let row = at / self.scale.row;
-            let to = r.len().min(from + ((row + 1) * self.scale.row - at) as usize);
-            let slack = self.scale.row_error[row as usize] + self.tiny;
-            let (square, worst) = self.finite_run(&r[from..to], &c[from..to], slack);
+            let to = count.min(from + ((row + 1) * self.scale.row - at) as usize);
+            let run = chunk.run(from..to, self.scale.row_error[row as usize] + self.tiny);
+            let (square, worst) = self.finite_run(run);
             // NaN and infinity in either operand make the sum of squares so, too.
             if square.is_finite() && worst <= self.element && !self.scale.special {
                 sums.square += square;
                 sums.count += (to - from) as u64;
                 sums.worst = sums.worst.max(worst);
             } else {
-                self.careful_run(at, (&r[from..to], b.get(from..to)), &c[from..to], slack, sums);
+                self.careful_run(at, run, sums);
             }
             from = to;
         }
     }
 
-    /// Sum of squared errors and worst score of a run within one row: no branch, so it vectorises.
-    fn finite_run(&self, r: &[f64], c: &[f64], slack: f64) -> (f64, f64) {
+    /// Sum of squared errors and worst score of a run: no branch, so it vectorises.
+    fn finite_run(&self, run: Run<'_>) -> (f64, f64) {
         let (mut square, mut worst) = ([0.0_f64; 8], [0.0_f64; 8]);
-        let (r8, c8) = (r.as_chunks::<8>(), c.as_chunks::<8>());
-        for (r, c) in r8.0.iter().zip(c8.0) {
+        let (r, s, c) = (run.r.as_chunks::<8>(), run.s.as_chunks::<8>(), run.c.as_chunks::<8>());
+        for ((r, s), c) in r.0.iter().zip(s.0).zip(c.0) {
             for i in 0..8 {
                 let error = (c[i] - r[i]).abs();
                 square[i] += error * error;
-                let score = error / (self.unit * r[i].abs() + slack);
+                let score = error / (self.unit * r[i].abs() + at_least(run.slack, s[i]));
                 worst[i] = if score > worst[i] { score } else { worst[i] };
             }
         }
-        for (r, c) in r8.1.iter().zip(c8.1) {
+        for ((r, s), c) in r.1.iter().zip(s.1).zip(c.1) {
             let error = (c - r).abs();
             square[0] += error * error;
-            worst[0] = worst[0].max(error / (self.unit * r.abs() + slack));
+            worst[0] = worst[0].max(error / (self.unit * r.abs() + at_least(run.slack, *s)));
         }
         (square.iter().sum(), worst.iter().fold(0.0, |a, b| a.max(*b)))
     }
 
-    /// The same element by element, with masks and places. Without a baseline it is as finite as the truth.
-    fn careful_run(&self, at: u64, (r, b): (&[f64], Option<&[f64]>), c: &[f64], slack: f64, sums: &mut Sums) {
-        for (i, (r, c)) in r.iter().zip(c).enumerate() {
+    /// The same element by element, with masks and places.
+    fn careful_run(&self, at: u64, run: Run<'_>, sums: &mut Sums) {
+        for (i, (r, c)) in run.r.iter().zip(run.c).enumerate() {
             let at = at + i as u64;
-            let b = b.map_or(*r, |b| b[i]);
+            let b = run.b.map_or(*r, |b| b[i]);
             let kinds = [self.kind(*r), self.kind(b)];
             let kind = self.kind(*c);
             let aim = if kinds[0] == Kind::Finite { *r } else { b };
@@ -343,7 +394,7 @@ impl Rule<'_> {
                 continue;
             }
             let error = (c - aim).abs();
-            let score = error / (self.unit * aim.abs() + slack);
+            let score = error / (self.unit * aim.abs() + at_least(run.slack, run.s[i]));
             sums.square += error * error;
             sums.count += 1;
             sums.worst = sums.worst.max(score);

@@ -1,5 +1,12 @@
-//! The truth: what the outputs are, in fp64 on the already rounded inputs, and how far the trusted
-//! baseline is from it, which is the scale that a candidate's error is held against.
+//! The truth: what the outputs are, in fp64 on the already rounded inputs, and the scale that a
+//! candidate's error is held against.
+//!
+//! The scale is the error of the trusted baseline or, where larger, the noise of the region: how far
+//! the truth moves when every value in it is known to one rounding only. The baseline alone is one
+//! throw of the dice. Where a row's mean happened to be rounded well its whole row is nearly exact, and
+//! an honest kernel that rounded otherwise would look wrong; noise is what honest arithmetic is off
+//! by on these inputs, whoever's luck it is (`python/autokernel/noise.py`). Lower precision stays
+//! thousands of times above it.
 //!
 //! The tensors stay on disk where the oracle wrote them; here is only what is computed once for each
 //! set and output. Where the truth itself is no finite number of the output's type (overflow, masked
@@ -25,6 +32,17 @@ const SHORTEST_ROW: u64 = 32;
 
 /// Outputs of at most this many elements are too small for a root mean square of one set to mean much.
 pub const TINY_OUTPUT: u64 = 500;
+
+/// A set of random inputs is left out where noise reaches this share of an output's size: there one
+/// honest kernel may give a number where another divides zero by zero.
+const ALL_NOISE: f64 = 1.0 / 16.0;
+
+/// Floors of the scale where the truth was computed in the model's own types, in roundings of its
+/// size: it is then rounded itself in every step, and no fp64 run says how far that took it.
+/// With noise measured (the same model on inputs and weights one step away) the floor is that of a
+/// few roundings; without, that of a long chain of them.
+const OWN_FLOOR: f64 = 4.0;
+const OWN_FLOOR_UNMEASURED: f64 = 64.0;
 
 /// A tensor on disk: raw bytes of the storage that its strides reach, as the bridge writes them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,6 +78,23 @@ pub struct RawSet {
     pub truth: Vec<TensorFile>,
     /// The outputs of the original operators in their own types.
     pub baseline: Vec<TensorFile>,
+    /// How far each element of the truth moves under roundings, root mean square over some runs, in
+    /// f64; empty where that was not measured.
+    #[serde(default)]
+    pub noise: Vec<TensorFile>,
+    /// Whether nothing could be widened, so that the truth is the baseline's own outputs.
+    #[serde(default)]
+    pub own_types: bool,
+}
+
+/// A set that is not used, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unfit {
+    /// How its inputs were made.
+    pub family: String,
+    /// Why nothing can be judged on it.
+    pub reason: String,
 }
 
 /// What can go wrong with a truth.
@@ -72,7 +107,7 @@ pub enum TruthError {
     Candidate(#[source] io::Error),
     #[error("set {set} (`{family}`) has {got} {what}, expected {expected}")]
     Count { set: usize, family: String, what: &'static str, got: usize, expected: usize },
-    #[error("output {output} of set {set}: truth and baseline have unequal shapes")]
+    #[error("output {output} of set {set}: truth, baseline and noise have unequal shapes")]
     Shape { set: usize, output: usize },
     #[error("no sets of inputs")]
     Empty,
@@ -87,14 +122,24 @@ pub(crate) struct Scale {
     pub(crate) std: f64,
     /// Root mean square of baseline minus truth.
     pub(crate) error: f64,
-    /// What the candidate's root mean square error is divided by: `error` with its floors.
+    /// Root mean square of the noise; zero where it was not measured.
+    pub(crate) noise: f64,
+    /// What the candidate's root mean square error is divided by: the larger of `error` and `noise`
+    /// with its floors.
     pub(crate) yardstick: f64,
     /// Elements of a row (short rows taken together).
     pub(crate) row: u64,
-    /// Root mean square of baseline minus truth in each row.
+    /// The larger root mean square of baseline minus truth and of noise in each row.
     pub(crate) row_error: Vec<f64>,
     /// Whether truth or baseline has elements that are not finite in the output's type.
     pub(crate) special: bool,
+}
+
+impl Scale {
+    /// What honest arithmetic is off by.
+    pub(crate) fn honest(&self) -> f64 {
+        self.error.max(self.noise)
+    }
 }
 
 /// One output of one set.
@@ -102,6 +147,8 @@ pub(crate) struct Scale {
 pub(crate) struct OutputTruth {
     pub(crate) truth: TensorFile,
     pub(crate) baseline: TensorFile,
+    /// Noise of each element, where it was measured.
+    pub(crate) noise: Option<TensorFile>,
     /// Shape and type of the output, dense.
     pub(crate) meta: TensorMeta,
     /// `None` where bits must be equal to the baseline's.
@@ -123,19 +170,32 @@ pub struct TruthSet {
 pub struct Truth {
     contract: Contract,
     sets: Vec<TruthSet>,
+    unfit: Vec<Unfit>,
+    own_types: bool,
 }
 
 impl Truth {
-    /// Reads every truth and baseline once.
+    /// Reads every truth, baseline and noise once. Sets of random inputs on which nothing can be judged
+    /// are left out; [`Self::unfit`] says which. Recorded inputs and draws of a whole model stay.
     pub fn prepare(contract: Contract, raw: Vec<RawSet>) -> Result<Self, TruthError> {
         if raw.is_empty() {
             return Err(TruthError::Empty);
         }
         let mut sets = Vec::with_capacity(raw.len());
+        let (mut unfit, mut own_types) = (vec![], false);
         for (index, set) in raw.into_iter().enumerate() {
-            sets.push(prepare_set(&contract, index, set)?);
+            own_types |= set.own_types;
+            let random = !set.inputs.is_empty() && !set.family.starts_with("captured");
+            let set = prepare_set(&contract, index, set)?;
+            match set.all_noise().filter(|_| random) {
+                Some(reason) => unfit.push(Unfit { family: set.family, reason }),
+                None => sets.push(set),
+            }
         }
-        let mut truth = Self { contract, sets };
+        if sets.is_empty() {
+            return Err(TruthError::Empty);
+        }
+        let mut truth = Self { contract, sets, unfit, own_types };
         for output in 0..truth.contract.limits.len() {
             truth.set_yardsticks(output);
         }
@@ -152,13 +212,23 @@ impl Truth {
         &self.sets
     }
 
-    /// Outputs in which no set has enough signal over the baseline's own error to tell right from
+    /// Sets that were left out.
+    pub fn unfit(&self) -> &[Unfit] {
+        &self.unfit
+    }
+
+    /// Whether the truth is the baseline's own outputs, which says less than one in fp64.
+    pub fn own_types(&self) -> bool {
+        self.own_types
+    }
+
+    /// Outputs in which no set has enough signal over honest errors to tell right from
     /// wrong: a task with one of these is unfit.
     pub fn weak_outputs(&self) -> Vec<usize> {
         let strong = |output: &OutputTruth| {
             output.scale.as_ref().is_none_or(|s| {
                 let signal = if output.meta.numel() == 1 { s.rms } else { s.std };
-                signal > 0.0 && signal >= 30.0 * s.error
+                signal > 0.0 && signal >= 30.0 * s.honest()
             })
         };
         (0..self.contract.limits.len())
@@ -169,11 +239,12 @@ impl Truth {
     /// What ratios are measured in. A tiny output of one set may happen to be nearly exact in the
     /// baseline; there the typical relative error over all sets counts instead.
     fn set_yardsticks(&mut self, output: usize) {
+        let own_types = self.own_types;
         let scales = |sets: &mut Vec<TruthSet>| -> Vec<f64> {
             sets.iter()
                 .filter_map(|set| set.outputs[output].scale.as_ref())
                 .filter(|s| s.rms > 0.0)
-                .map(|s| s.error / s.rms)
+                .map(|s| s.honest() / s.rms)
                 .collect()
         };
         let typical = median(&scales(&mut self.sets)).unwrap_or(0.0);
@@ -181,33 +252,56 @@ impl Truth {
             let OutputTruth { meta, scale, .. } = &mut set.outputs[output];
             let (Some(scale), Some(unit)) = (scale, meta.dtype.unit_roundoff()) else { continue };
             let pooled = if meta.numel() <= TINY_OUTPUT { typical * scale.rms } else { 0.0 };
-            scale.yardstick = scale.error.max(0.4 * unit * scale.rms).max(pooled) + tiny(meta.dtype);
-            if pooled > 0.0 {
-                scale.row_error.iter_mut().for_each(|error| *error = error.max(pooled));
+            let roundings = match (own_types, scale.noise > 0.0) {
+                (false, _) => 0.4,
+                (true, true) => OWN_FLOOR,
+                (true, false) => OWN_FLOOR_UNMEASURED,
+            };
+            let floor = roundings * unit * scale.rms;
+            scale.yardstick = scale.honest().max(floor).max(pooled) + tiny(meta.dtype);
+            // A row of the truth in own types is as exact as its largest rounding on the way.
+            let row_floor = if own_types { pooled.max(floor) } else { pooled };
+            if row_floor > 0.0 {
+                scale.row_error.iter_mut().for_each(|error| *error = error.max(row_floor));
             }
         }
     }
 }
 
+impl TruthSet {
+    /// Why nothing can be judged here, where that is so.
+    fn all_noise(&self) -> Option<String> {
+        self.outputs.iter().enumerate().find_map(|(i, output)| {
+            let scale = output.scale.as_ref().filter(|s| s.noise > ALL_NOISE * s.rms)?;
+            Some(format!(
+                "roundings move output {i} by {:.1e} where it is {:.1e} in all, so that it is all noise",
+                scale.noise, scale.rms
+            ))
+        })
+    }
+}
+
 fn prepare_set(contract: &Contract, index: usize, set: RawSet) -> Result<TruthSet, TruthError> {
     let expected = contract.limits.len();
-    for (what, got) in [("truths", set.truth.len()), ("baselines", set.baseline.len())] {
+    let noises = if set.noise.is_empty() { expected } else { set.noise.len() };
+    for (what, got) in [("truths", set.truth.len()), ("baselines", set.baseline.len()), ("noises", noises)] {
         if got != expected {
             return Err(TruthError::Count { set: index, family: set.family, what, got, expected });
         }
     }
     let mut outputs = Vec::with_capacity(expected);
     for (i, (truth, baseline)) in set.truth.into_iter().zip(set.baseline).enumerate() {
-        if truth.shape != baseline.shape {
+        let noise = set.noise.get(i);
+        if truth.shape != baseline.shape || noise.is_some_and(|noise| noise.shape != truth.shape) {
             return Err(TruthError::Shape { set: index, output: i });
         }
         let meta = TensorMeta::contiguous(baseline.dtype, &baseline.shape);
         let scale = if contract.limits[i].is_some() && meta.dtype.is_float() {
-            Some(measure(&truth, &baseline, &meta)?)
+            Some(measure(&truth, &baseline, noise, &meta)?)
         } else {
             None
         };
-        outputs.push(OutputTruth { truth, baseline, meta, scale });
+        outputs.push(OutputTruth { truth, baseline, noise: noise.cloned(), meta, scale });
     }
     Ok(TruthSet { family: set.family, inputs: set.inputs, outputs })
 }
@@ -277,8 +371,41 @@ impl Moments {
     }
 }
 
-fn measure(truth: &TensorFile, baseline: &TensorFile, meta: &TensorMeta) -> Result<Scale, TruthError> {
-    open(truth, |t| open(baseline, |b| measure_opened((&t, truth.dtype), (&b, baseline.dtype), meta)))
+fn measure(
+    truth: &TensorFile,
+    baseline: &TensorFile,
+    noise: Option<&TensorFile>,
+    meta: &TensorMeta,
+) -> Result<Scale, TruthError> {
+    let mut scale =
+        open(truth, |t| open(baseline, |b| measure_opened((&t, truth.dtype), (&b, baseline.dtype), meta)))?;
+    if let Some(noise) = noise {
+        open(noise, |opened| add_noise(&mut scale, (&opened, noise.dtype), meta.numel()))?;
+    }
+    Ok(scale)
+}
+
+/// A sum of squares and how many they are.
+#[derive(Clone, Copy, Default)]
+struct Squares {
+    sum: f64,
+    count: u64,
+}
+
+impl Squares {
+    fn add(&mut self, value: f64) {
+        self.sum += value * value;
+        self.count += 1;
+    }
+
+    fn rms(self) -> f64 {
+        if self.count > 0 { (self.sum / self.count as f64).sqrt() } else { 0.0 }
+    }
+
+    fn all(rows: &[Self]) -> Self {
+        rows.iter()
+            .fold(Self::default(), |all, row| Self { sum: all.sum + row.sum, count: all.count + row.count })
+    }
 }
 
 fn measure_opened(
@@ -288,8 +415,8 @@ fn measure_opened(
 ) -> Result<Scale, TruthError> {
     let (numel, row, limit) = (meta.numel(), row_length(&meta.shape), overflow(meta.dtype));
     let (mut bytes, mut r, mut v, mut finite) = (vec![], vec![], vec![], vec![]);
-    let mut rows = vec![(0.0_f64, 0_u64); numel.div_ceil(row) as usize];
-    let (mut moments, mut square, mut special) = (Moments::default(), 0.0, false);
+    let mut rows = vec![Squares::default(); numel.div_ceil(row) as usize];
+    let (mut moments, mut size, mut special) = (Moments::default(), Squares::default(), false);
     let mut start = 0;
     while start < numel {
         let count = CHUNK.min(numel - start) as usize;
@@ -302,10 +429,8 @@ fn measure_opened(
             // A NaN compares false, so this asks for finite numbers in the output's own type.
             if r.abs() < limit && b.abs() < limit {
                 finite.push(*r);
-                square += r * r;
-                let sum = &mut rows[((start + i as u64) / row) as usize];
-                sum.0 += (b - r).powi(2);
-                sum.1 += 1;
+                size.add(*r);
+                rows[((start + i as u64) / row) as usize].add(b - r);
             } else {
                 special = true;
             }
@@ -313,17 +438,37 @@ fn measure_opened(
         moments.add(&finite);
         start += count as u64;
     }
-    let rms = |sum: f64, count: f64| if count > 0.0 { (sum / count).sqrt() } else { 0.0 };
-    let error: f64 = rows.iter().map(|(sum, _)| sum).sum();
     Ok(Scale {
-        rms: rms(square, moments.count),
+        rms: size.rms(),
         std: moments.std(),
-        error: rms(error, moments.count),
+        error: Squares::all(&rows).rms(),
+        noise: 0.0,
         yardstick: 0.0,
         row,
-        row_error: rows.into_iter().map(|(sum, count)| rms(sum, count as f64)).collect(),
+        row_error: rows.into_iter().map(Squares::rms).collect(),
         special,
     })
+}
+
+/// Raises each row's scale to its noise. Where the truth is not finite, noise isn't either, and counts for
+/// nothing.
+fn add_noise(scale: &mut Scale, noise: (&Opened<'_>, Dtype), numel: u64) -> Result<(), TruthError> {
+    let (mut bytes, mut values, mut start) = (vec![], vec![], 0);
+    let mut rows = vec![Squares::default(); scale.row_error.len()];
+    while start < numel {
+        let count = CHUNK.min(numel - start) as usize;
+        noise.0.read(start, count, &mut bytes)?;
+        decode(noise.1, &bytes, &mut values);
+        for (i, value) in values.iter().enumerate().filter(|(_, value)| value.is_finite()) {
+            rows[((start + i as u64) / scale.row) as usize].add(*value);
+        }
+        start += count as u64;
+    }
+    scale.noise = Squares::all(&rows).rms();
+    for (error, noise) in scale.row_error.iter_mut().zip(rows) {
+        *error = error.max(noise.rms());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::op::{self, Class};
 
 mod call;
 mod composite;
+mod exact;
 mod space;
 mod views;
 

@@ -4,6 +4,14 @@
 //! computed in f32 (f64 when the region's floats are f64), whatever narrower type an operator
 //! returns; only an explicit cast rounds inside a region, and every store rounds to its output's
 //! type. Operators that return integers are not legal, since f32 cannot carry them.
+//!
+//! *Jumps*: a comparison, a sign and a truth value of a number change by a whole step when what they
+//! look at moves by one rounding, and two honest kernels round differently. So they may only look at
+//! numbers that nothing has rounded since they came into the region ([`keeps_numbers`]); on anything
+//! computed a region ends before them. Continuous operators that choose (`relu`, `clamp`, `maximum`)
+//! are no jumps, and neither is `isnan`.
+
+use autokernel_core::dtype::Dtype;
 
 use crate::loops::{Binary, Compare, Id, Logic, Unary};
 use crate::lower::{Call, Stop};
@@ -71,6 +79,33 @@ pub fn class(op: &str) -> Option<Class> {
         "split" | "split_with_sizes" | "unbind" => Class::Split,
         _ => return None,
     })
+}
+
+/// Whether every number that an operator returns is one that it was given, up to its sign, or a
+/// constant: comparing after it is as exact as before. Its class may say so already.
+pub fn keeps_numbers(op: &str) -> bool {
+    let moves = |class: Class| class.is_free() || matches!(class, Class::Fill | Class::Copy | Class::Concat);
+    let name = op.split('.').nth(1).unwrap_or(op);
+    class(op).is_some_and(moves)
+        || matches!(
+            name,
+            "neg"
+                | "abs"
+                | "relu"
+                | "maximum"
+                | "minimum"
+                | "clamp"
+                | "clamp_min"
+                | "clamp_max"
+                | "hardtanh"
+                | "threshold"
+                | "where"
+                | "masked_fill"
+                | "sign"
+                | "amax"
+                | "amin"
+                | "_to_copy"
+        )
 }
 
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
@@ -141,8 +176,15 @@ fn unary(name: &str) -> Option<Unary> {
 
 /// `a ± alpha * b`, and reversed.
 fn sum(call: &mut Call<'_, '_>, name: &str) -> Result<Id, Stop> {
-    let (mut a, mut b) = (call.number(0)?, call.number(1)?);
     let alpha = call.scalar(2, "alpha", 1.0)?;
+    if call.dtype() == Some(Dtype::Bool) {
+        // Truth values have no sum: PyTorch's is true where any is.
+        if name != "add" || alpha - 1.0 != 0.0 {
+            return Err(call.unsupported("computes in bool"));
+        }
+        return logic(call, Logic::Or);
+    }
+    let (mut a, mut b) = (call.number(0)?, call.number(1)?);
     let op = if name == "add" { Binary::Add } else { Binary::Sub };
     let scaled = if name == "rsub" { &mut a } else { &mut b };
     *scaled = call.scaled(*scaled, alpha);
@@ -238,6 +280,7 @@ fn activation(call: &mut Call<'_, '_>, name: &str, x: Id) -> Result<Id, Stop> {
         }
         "isnan" => call.compare(Compare::Ne, x, x),
         "sign" => {
+            call.must_be_exact(0)?;
             let (zero, one, minus) = (call.constant(0.0), call.constant(1.0), call.constant(-1.0));
             let (above, below) = (call.compare(Compare::Gt, x, zero), call.compare(Compare::Lt, x, zero));
             let negative = call.select(below, minus, zero);
@@ -265,6 +308,9 @@ fn activation(call: &mut Call<'_, '_>, name: &str, x: Id) -> Result<Id, Stop> {
         }
         "threshold" => {
             let (threshold, value) = (call.scalar(1, "threshold", 0.0)?, call.scalar(2, "value", 0.0)?);
+            if threshold - value != 0.0 {
+                call.must_be_exact(0)?;
+            }
             let (threshold, value) = (call.constant(threshold), call.constant(value));
             let below = call.compare(Compare::Le, x, threshold);
             call.select(below, value, x)

@@ -318,13 +318,12 @@ fn rarer_activations() {
 /// Large enough to be written around the caches, and by several threads; also as one flat loop.
 #[test]
 fn large_outputs_are_streamed() {
-    for flat in [true, false] {
-        let shape = [512, 528];
+    for (flat, dtype, rows) in [(true, Dtype::F64, 2048), (false, Dtype::F32, 4096)] {
+        let shape = [rows, 528];
         let mut sketch = Sketch::default();
-        let (x, y) = (sketch.input(Dtype::F32, &shape), sketch.input(Dtype::F32, &[528]));
-        let sum =
-            sketch.call("aten.add.Tensor", vec![r(&x), r(if flat { &x } else { &y })], Dtype::F32, &shape);
-        let bent = sketch.call("aten.tanh.default", vec![r(&sum)], Dtype::F32, &shape);
+        let (x, y) = (sketch.input(dtype, &shape), sketch.input(dtype, &[528]));
+        let sum = sketch.call("aten.add.Tensor", vec![r(&x), r(if flat { &x } else { &y })], dtype, &shape);
+        let bent = sketch.call("aten.tanh.default", vec![r(&sum)], dtype, &shape);
         let region = sketch.region(&[bent]);
         let file = propose(&region, &DEVICE).unwrap().remove(0);
         assert!(file.params.contains_key("STREAM") && file.params.contains_key("AHEAD"));

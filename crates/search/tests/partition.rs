@@ -164,6 +164,31 @@ fn views_at_the_border_stay_outside() {
     assert_eq!(found.regions[0].0.op_names(), ["silu", "mul"]);
 }
 
+/// Rounding may tip a comparison, so what it looks at is an input of its region.
+#[test]
+fn a_region_ends_before_a_comparison_of_what_it_computed() {
+    let shape = [512, 512];
+    let ops = |clamped: bool| {
+        let mut sketch = Sketch::default();
+        let (x, y) = (sketch.input(Dtype::F32, &shape), sketch.input(Dtype::F32, &shape));
+        let seen = if clamped {
+            sketch.call("aten.clamp.default", vec![r(&x), Arg::Float(-1.0)], Dtype::F32, &shape)
+        } else {
+            sketch.call("aten.mul.Tensor", vec![r(&x), r(&y)], Dtype::F32, &shape)
+        };
+        let bent = sketch.call("aten.tanh.default", vec![r(&seen)], Dtype::F32, &shape);
+        let above = sketch.call("aten.gt.Scalar", vec![r(&bent), Arg::Float(0.5)], Dtype::Bool, &shape);
+        let early = sketch.call("aten.gt.Scalar", vec![r(&seen), Arg::Float(0.5)], Dtype::Bool, &shape);
+        let one = sketch.call("aten.where.self", vec![r(&above), r(&x), r(&y)], Dtype::F32, &shape);
+        let two = sketch.call("aten.where.self", vec![r(&early), r(&one), r(&bent)], Dtype::F32, &shape);
+        let out = sketch.call("aten.exp.default", vec![r(&two)], Dtype::F32, &shape);
+        let found = partition(&[sketch.graph(&[out])]);
+        found.regions.iter().map(|(region, _)| region.op_names().join(" ")).collect::<Vec<_>>()
+    };
+    assert_eq!(ops(false), ["mul tanh", "gt gt where where exp"]);
+    assert_eq!(ops(true), ["clamp tanh gt", "gt where where exp"]);
+}
+
 /// Results of an operator with several results belong to it.
 #[test]
 fn picks_come_with_their_operator() {

@@ -1,9 +1,9 @@
-//! The real bridge in the real confinement, where this machine has a torch.
+//! The real bridge in the real confinement.
 #![allow(unsafe_code, reason = "a test has to set a variable of its own process")]
 
 use std::time::Duration;
 
-use autokernel_worker::python::{PeerError, discover, spawn};
+use autokernel_worker::python::{PeerError, spawn};
 use autokernel_worker::sandbox::{Confinement, Domain};
 use serde_json::json;
 
@@ -23,10 +23,7 @@ def get_inputs():
 
 #[test]
 fn a_confined_zygote_answers() {
-    let interpreter = match discover(None) {
-        Ok(found) => found,
-        Err(why) => return eprintln!("skipped: {why}"),
-    };
+    let interpreter = autokernel_testbed::interpreter();
     // SAFETY: the only test of this program, before it has started any thread.
     unsafe { std::env::set_var("AUTOKERNEL_EXE", env!("CARGO_BIN_EXE_autokernel-worker-child")) };
     let folder = tempfile::tempdir().unwrap();

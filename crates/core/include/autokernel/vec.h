@@ -12,10 +12,18 @@
 #pragma once
 #include <stdint.h>
 #if defined(__x86_64__)
-// Keeps <stdlib.h> out: its std::abs would collide with ours under `using namespace ak`.
+// Keeps <stdlib.h> out of <immintrin.h>: its std::abs would collide with ours under `using namespace ak`.
 #define _MM_MALLOC_H_INCLUDED
 #define __MM_MALLOC_H
+#endif
+// An instruction of x86 under its name in GCC and in <immintrin.h>. That header is three quarters of the time that GCC
+// takes for a kernel, and a search compiles dozens; the names in GCC are its own business, so they are used only where
+// they are known to mean the same.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ <= 15 && !defined(AK_IMMINTRIN)
+#define AK_X86(builtin, intrinsic) (builtin)
+#elif defined(__x86_64__)
 #include <immintrin.h>
+#define AK_X86(builtin, intrinsic) (intrinsic)
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -73,6 +81,14 @@ template <int N> using upto = typename __make_integer_seq<to_list, int, N>::type
 template <int N> using upto = list<__integer_pack(N)...>;
 #endif
 
+// How GCC spells the types of its instructions.
+typedef long long q4 __attribute__((vector_size(32)));
+typedef long long q8 __attribute__((vector_size(64)));
+typedef short h8 __attribute__((vector_size(16)));
+typedef short h16 __attribute__((vector_size(32)));
+typedef char b16 __attribute__((vector_size(16)));
+typedef int i8 __attribute__((vector_size(32)));
+
 // N elements of T in one vector; memory is reached through memcpy, so alignment and aliasing never matter.
 template <class T, int N> struct piece_of { typedef T type __attribute__((vector_size(N * sizeof(T)))); };
 template <class T, int N> using piece = typename piece_of<T, N>::type;
@@ -112,11 +128,11 @@ AK_FN vf narrow(vd lo, vd hi) { return concat(narrow(lo), narrow(hi)); }
 AK_FN bool any(bool m) { return m; }
 AK_FN bool any(mf m) {
 #if defined(AK_AVX512)
-    return _mm512_movepi32_mask((__m512i)m) != 0;
+    return AK_X86(__builtin_ia32_cvtd2mask512(m), _mm512_movepi32_mask((__m512i)m)) != 0;
 #elif defined(AK_AVX2)
-    return _mm256_movemask_ps((__m256)m) != 0;
+    return AK_X86(__builtin_ia32_movmskps256((vf)m), _mm256_movemask_ps((__m256)m)) != 0;
 #elif defined(__x86_64__)
-    return _mm_movemask_ps((__m128)m) != 0;
+    return AK_X86(__builtin_ia32_movmskps((vf)m), _mm_movemask_ps((__m128)m)) != 0;
 #else
     return vmaxvq_u32((uint32x4_t)m) != 0;
 #endif
@@ -142,36 +158,36 @@ AK_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 AK_FN double sqrt(double x) { return __builtin_sqrt(x); }
 
 #if defined(AK_AVX512)
-AK_FN vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-AK_FN vd fma(vd a, vd b, vd c) { return (vd)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
-AK_FN vf sqrt(vf x) { return (vf)_mm512_maskz_sqrt_ps(0xffff, (__m512)x); }
-AK_FN vd sqrt(vd x) { return (vd)_mm512_maskz_sqrt_pd(0xff, (__m512d)x); }
-AK_FN void stream(float* p, vf x) { _mm512_stream_ps(p, (__m512)x); }
-AK_FN void stream(double* p, vd x) { _mm512_stream_pd(p, (__m512d)x); }
+AK_FN vf fma(vf a, vf b, vf c) { return (vf)AK_X86(__builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4), _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c)); }
+AK_FN vd fma(vd a, vd b, vd c) { return (vd)AK_X86(__builtin_ia32_vfmaddpd512_mask(a, b, c, -1, 4), _mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c)); }
+AK_FN vf sqrt(vf x) { return (vf)AK_X86(__builtin_ia32_sqrtps512_mask(x, vf{}, -1, 4), _mm512_maskz_sqrt_ps(0xffff, (__m512)x)); }
+AK_FN vd sqrt(vd x) { return (vd)AK_X86(__builtin_ia32_sqrtpd512_mask(x, vd{}, -1, 4), _mm512_maskz_sqrt_pd(0xff, (__m512d)x)); }
+AK_FN void stream(float* p, vf x) { AK_X86(__builtin_ia32_movntps512(p, x), _mm512_stream_ps(p, (__m512)x)); }
+AK_FN void stream(double* p, vd x) { AK_X86(__builtin_ia32_movntpd512(p, x), _mm512_stream_pd(p, (__m512d)x)); }
 #define AK_ROUND(name, imm, scalar)                                                     \
-    AK_FN vf name(vf x) { return (vf)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, imm | 8); }        \
-    AK_FN vd name(vd x) { return (vd)_mm512_maskz_roundscale_pd(0xff, (__m512d)x, imm | 8); }
+    AK_FN vf name(vf x) { return (vf)AK_X86(__builtin_ia32_rndscaleps_mask(x, imm | 8, vf{}, -1, 4), _mm512_maskz_roundscale_ps(0xffff, (__m512)x, imm | 8)); }        \
+    AK_FN vd name(vd x) { return (vd)AK_X86(__builtin_ia32_rndscalepd_mask(x, imm | 8, vd{}, -1, 4), _mm512_maskz_roundscale_pd(0xff, (__m512d)x, imm | 8)); }
 #elif defined(AK_AVX2)
 #if defined(AK_FMA)
-AK_FN vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-AK_FN vd fma(vd a, vd b, vd c) { return (vd)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
+AK_FN vf fma(vf a, vf b, vf c) { return (vf)AK_X86(__builtin_ia32_vfmaddps256(a, b, c), _mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c)); }
+AK_FN vd fma(vd a, vd b, vd c) { return (vd)AK_X86(__builtin_ia32_vfmaddpd256(a, b, c), _mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c)); }
 #endif
-AK_FN vf sqrt(vf x) { return (vf)_mm256_sqrt_ps((__m256)x); }
-AK_FN vd sqrt(vd x) { return (vd)_mm256_sqrt_pd((__m256d)x); }
-AK_FN void stream(float* p, vf x) { _mm256_stream_ps(p, (__m256)x); }
-AK_FN void stream(double* p, vd x) { _mm256_stream_pd(p, (__m256d)x); }
+AK_FN vf sqrt(vf x) { return (vf)AK_X86(__builtin_ia32_sqrtps256(x), _mm256_sqrt_ps((__m256)x)); }
+AK_FN vd sqrt(vd x) { return (vd)AK_X86(__builtin_ia32_sqrtpd256(x), _mm256_sqrt_pd((__m256d)x)); }
+AK_FN void stream(float* p, vf x) { AK_X86(__builtin_ia32_movntps256(p, x), _mm256_stream_ps(p, (__m256)x)); }
+AK_FN void stream(double* p, vd x) { AK_X86(__builtin_ia32_movntpd256(p, x), _mm256_stream_pd(p, (__m256d)x)); }
 #define AK_ROUND(name, imm, scalar)                                                     \
-    AK_FN vf name(vf x) { return (vf)_mm256_round_ps((__m256)x, imm | 8); }             \
-    AK_FN vd name(vd x) { return (vd)_mm256_round_pd((__m256d)x, imm | 8); }
+    AK_FN vf name(vf x) { return (vf)AK_X86(__builtin_ia32_roundps256(x, imm | 8), _mm256_round_ps((__m256)x, imm | 8)); }             \
+    AK_FN vd name(vd x) { return (vd)AK_X86(__builtin_ia32_roundpd256(x, imm | 8), _mm256_round_pd((__m256d)x, imm | 8)); }
 #elif defined(__x86_64__)
 #if defined(AK_FMA)
-AK_FN vf fma(vf a, vf b, vf c) { return (vf)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c); }
-AK_FN vd fma(vd a, vd b, vd c) { return (vd)_mm_fmadd_pd((__m128d)a, (__m128d)b, (__m128d)c); }
+AK_FN vf fma(vf a, vf b, vf c) { return (vf)AK_X86(__builtin_ia32_vfmaddps(a, b, c), _mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c)); }
+AK_FN vd fma(vd a, vd b, vd c) { return (vd)AK_X86(__builtin_ia32_vfmaddpd(a, b, c), _mm_fmadd_pd((__m128d)a, (__m128d)b, (__m128d)c)); }
 #endif
-AK_FN vf sqrt(vf x) { return (vf)_mm_sqrt_ps((__m128)x); }
-AK_FN vd sqrt(vd x) { return (vd)_mm_sqrt_pd((__m128d)x); }
-AK_FN void stream(float* p, vf x) { _mm_stream_ps(p, (__m128)x); }
-AK_FN void stream(double* p, vd x) { _mm_stream_pd(p, (__m128d)x); }
+AK_FN vf sqrt(vf x) { return (vf)AK_X86(__builtin_ia32_sqrtps(x), _mm_sqrt_ps((__m128)x)); }
+AK_FN vd sqrt(vd x) { return (vd)AK_X86(__builtin_ia32_sqrtpd(x), _mm_sqrt_pd((__m128d)x)); }
+AK_FN void stream(float* p, vf x) { AK_X86(__builtin_ia32_movntps(p, x), _mm_stream_ps(p, (__m128)x)); }
+AK_FN void stream(double* p, vd x) { AK_X86(__builtin_ia32_movntpd(p, x), _mm_stream_pd(p, (__m128d)x)); }
 #else
 AK_FN vf fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 AK_FN vd fma(vd a, vd b, vd c) { return (vd)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
@@ -190,7 +206,7 @@ AK_FN vd fma(vd a, vd b, vd c) { return a * b + c; }
 // Orders streamed stores before what follows. Needed once, after the last `stream` of a thread.
 AK_FN void fence() {
 #if defined(__x86_64__)
-    _mm_sfence();
+    AK_X86(__builtin_ia32_sfence(), _mm_sfence());
 #endif
 }
 AK_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
@@ -217,15 +233,15 @@ template <class F> AK_FN F trunc_by_adding(F x) { return with_sign(floor_by_addi
 // Island: the smaller (larger) one, the second when either is NaN, which is what x86's instruction does.
 template <class F> AK_FN F less_or_second(F a, F b) {
 #if defined(AK_AVX512)
-    if constexpr (is<F, vf>) return (vf)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
-    if constexpr (is<F, vd>) return (vd)_mm512_maskz_min_pd(0xff, (__m512d)a, (__m512d)b);
+    if constexpr (is<F, vf>) return AK_X86(__builtin_ia32_minps512_mask(a, b, vf{}, -1, 4), (vf)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b));
+    if constexpr (is<F, vd>) return AK_X86(__builtin_ia32_minpd512_mask(a, b, vd{}, -1, 4), (vd)_mm512_maskz_min_pd(0xff, (__m512d)a, (__m512d)b));
 #endif
     return select(a < b, a, b);
 }
 template <class F> AK_FN F greater_or_second(F a, F b) {
 #if defined(AK_AVX512)
-    if constexpr (is<F, vf>) return (vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
-    if constexpr (is<F, vd>) return (vd)_mm512_maskz_max_pd(0xff, (__m512d)a, (__m512d)b);
+    if constexpr (is<F, vf>) return AK_X86(__builtin_ia32_maxps512_mask(a, b, vf{}, -1, 4), (vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b));
+    if constexpr (is<F, vd>) return AK_X86(__builtin_ia32_maxpd512_mask(a, b, vd{}, -1, 4), (vd)_mm512_maskz_max_pd(0xff, (__m512d)a, (__m512d)b));
 #endif
     return select(a > b, a, b);
 }
@@ -241,6 +257,9 @@ template <class F> AK_FN F greater_or_second(F a, F b) {
     AK_FN auto isnan(F x) { return x != x; }
 AK_FOR_LANES(AK_BASIC)
 #undef AK_BASIC
+// One instruction where the limit is not NaN: lets a NaN of x through, and -0 beside 0, as torch's clamp does.
+template <class F> AK_FN F at_most(F x, typename lane<F>::E limit) { return detail::less_or_second(all_of<F>(limit), x); }
+template <class F> AK_FN F at_least(F x, typename lane<F>::E limit) { return detail::greater_or_second(all_of<F>(limit), x); }
 #if defined(AK_ROUND)
 #define AK_ROUND_SCALAR(name, builtin)                                                  \
     AK_FN float name(float x) { return __builtin_##builtin##f(x); }                     \
@@ -306,10 +325,10 @@ template <class U, class F> AK_FN U f32_to_f16(F x) {
 // Island: the F16C and NEON conversions, else the arithmetic above.
 template <int N> AK_FN piece<float, N> wide_f16(piece<uint16_t, N> x) {
 #if defined(AK_AVX512)
-    if constexpr (N == 16) return (vf)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x);
+    if constexpr (N == 16) return (vf)AK_X86(__builtin_ia32_vcvtph2ps512_mask((h16)x, vf{}, -1, 4), _mm512_maskz_cvtph_ps(0xffff, (__m256i)x));
 #endif
 #if defined(__F16C__)
-    if constexpr (N == 8) return (piece<float, N>)_mm256_cvtph_ps((__m128i)x);
+    if constexpr (N == 8) return (piece<float, N>)AK_X86(__builtin_ia32_vcvtph2ps256((h8)x), _mm256_cvtph_ps((__m128i)x));
 #elif defined(__aarch64__)
     if constexpr (N == 4) return (piece<float, N>)vcvt_f32_f16((float16x4_t)x);
 #endif
@@ -317,10 +336,10 @@ template <int N> AK_FN piece<float, N> wide_f16(piece<uint16_t, N> x) {
 }
 template <int N> AK_FN piece<uint16_t, N> narrow_f16(piece<float, N> x) {
 #if defined(AK_AVX512)
-    if constexpr (N == 16) return (piece<uint16_t, N>)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    if constexpr (N == 16) return (piece<uint16_t, N>)AK_X86(__builtin_ia32_vcvtps2ph512_mask(x, 8, h16{}, -1), _mm512_maskz_cvtps_ph(0xffff, (__m512)x, 8));
 #endif
 #if defined(__F16C__)
-    if constexpr (N == 8) return (piece<uint16_t, N>)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    if constexpr (N == 8) return (piece<uint16_t, N>)AK_X86(__builtin_ia32_vcvtps2ph256(x, 8), _mm256_cvtps_ph((__m256)x, 8));
 #elif defined(__aarch64__)
     if constexpr (N == 4) return (piece<uint16_t, N>)vcvt_f16_f32((float32x4_t)x);
 #endif
@@ -362,16 +381,16 @@ template <class T, int N> AK_FN piece<T, N> load_some(const void* p, int n) {
     n = n < 0 ? 0 : n > N ? N : n;
 #if defined(AK_AVX512)
     const uint32_t k = (1u << n) - 1;
-    if constexpr (sizeof(T) == 4 && N == 16) return (P)_mm512_maskz_loadu_epi32(k, p);
-    if constexpr (sizeof(T) == 4 && N == 8) return (P)_mm256_maskz_loadu_epi32(k, p);
-    if constexpr (sizeof(T) == 8 && N == 8) return (P)_mm512_maskz_loadu_epi64(k, p);
-    if constexpr (sizeof(T) == 2 && N == 16) return (P)_mm256_maskz_loadu_epi16(k, p);
-    if constexpr (sizeof(T) == 2 && N == 8) return (P)_mm_maskz_loadu_epi16(k, p);
-    if constexpr (sizeof(T) == 1 && N == 16) return (P)_mm_maskz_loadu_epi8(k, p);
-    if constexpr (sizeof(T) == 1 && N == 8) return bit_cast<P>(((piece<int64_t, 2>)_mm_maskz_loadu_epi8(k, p))[0]);
+    if constexpr (sizeof(T) == 4 && N == 16) return (P)AK_X86((__builtin_ia32_loaddqusi512_mask((const int*)p, mf{}, k)), _mm512_maskz_loadu_epi32(k, p));
+    if constexpr (sizeof(T) == 4 && N == 8) return (P)AK_X86((__builtin_ia32_loaddqusi256_mask((const int*)p, i8{}, k)), _mm256_maskz_loadu_epi32(k, p));
+    if constexpr (sizeof(T) == 8 && N == 8) return (P)AK_X86((__builtin_ia32_loaddqudi512_mask((const long long*)p, q8{}, k)), _mm512_maskz_loadu_epi64(k, p));
+    if constexpr (sizeof(T) == 2 && N == 16) return (P)AK_X86((__builtin_ia32_loaddquhi256_mask((const short*)p, h16{}, k)), _mm256_maskz_loadu_epi16(k, p));
+    if constexpr (sizeof(T) == 2 && N == 8) return (P)AK_X86((__builtin_ia32_loaddquhi128_mask((const short*)p, h8{}, k)), _mm_maskz_loadu_epi16(k, p));
+    if constexpr (sizeof(T) == 1 && N == 16) return (P)AK_X86((__builtin_ia32_loaddquqi128_mask((const char*)p, b16{}, k)), _mm_maskz_loadu_epi8(k, p));
+    if constexpr (sizeof(T) == 1 && N == 8) return bit_cast<P>(((piece<int64_t, 2>)AK_X86((__builtin_ia32_loaddquqi128_mask((const char*)p, b16{}, k)), _mm_maskz_loadu_epi8(k, p)))[0]);
 #elif defined(AK_AVX2)
-    if constexpr (sizeof(T) == 4 && N == 8) return (P)_mm256_maskload_epi32((const int*)p, (__m256i)(iota(upto<8>{}) < n));
-    if constexpr (sizeof(T) == 8 && N == 4) return (P)_mm256_maskload_epi64((const long long*)p, (__m256i)(md{0, 1, 2, 3} < n));
+    if constexpr (sizeof(T) == 4 && N == 8) return (P)AK_X86((__builtin_ia32_maskloadd256((const i8*)p, iota(upto<8>{}) < n)), _mm256_maskload_epi32((const int*)p, (__m256i)(iota(upto<8>{}) < n)));
+    if constexpr (sizeof(T) == 8 && N == 4) return (P)AK_X86((__builtin_ia32_maskloadq256((const q4*)p, (q4)(md{0, 1, 2, 3} < n))), _mm256_maskload_epi64((const long long*)p, (__m256i)(md{0, 1, 2, 3} < n)));
 #endif
     T a[N] = {};
     for (int i = 0; i < N; ++i) if (i < n) __builtin_memcpy(a + i, (const T*)p + i, sizeof(T));
@@ -381,16 +400,16 @@ template <class T, int N> AK_FN void store_some(void* p, piece<T, N> x, int n) {
     n = n < 0 ? 0 : n > N ? N : n;
 #if defined(AK_AVX512)
     const uint32_t k = (1u << n) - 1;
-    if constexpr (sizeof(T) == 4 && N == 16) return _mm512_mask_storeu_epi32(p, k, (__m512i)x);
-    if constexpr (sizeof(T) == 4 && N == 8) return _mm256_mask_storeu_epi32(p, k, (__m256i)x);
-    if constexpr (sizeof(T) == 8 && N == 8) return _mm512_mask_storeu_epi64(p, k, (__m512i)x);
-    if constexpr (sizeof(T) == 2 && N == 16) return _mm256_mask_storeu_epi16(p, k, (__m256i)x);
-    if constexpr (sizeof(T) == 2 && N == 8) return _mm_mask_storeu_epi16(p, k, (__m128i)x);
-    if constexpr (sizeof(T) == 1 && N == 16) return _mm_mask_storeu_epi8(p, k, (__m128i)x);
-    if constexpr (sizeof(T) == 1 && N == 8) return _mm_mask_storeu_epi8(p, k, (__m128i)piece<int64_t, 2>{bit_cast<int64_t>(x), 0});
+    if constexpr (sizeof(T) == 4 && N == 16) return AK_X86(__builtin_ia32_storedqusi512_mask((int*)p, (mf)x, k), _mm512_mask_storeu_epi32(p, k, (__m512i)x));
+    if constexpr (sizeof(T) == 4 && N == 8) return AK_X86(__builtin_ia32_storedqusi256_mask((int*)p, (i8)x, k), _mm256_mask_storeu_epi32(p, k, (__m256i)x));
+    if constexpr (sizeof(T) == 8 && N == 8) return AK_X86(__builtin_ia32_storedqudi512_mask((long long*)p, (q8)x, k), _mm512_mask_storeu_epi64(p, k, (__m512i)x));
+    if constexpr (sizeof(T) == 2 && N == 16) return AK_X86(__builtin_ia32_storedquhi256_mask((short*)p, (h16)x, k), _mm256_mask_storeu_epi16(p, k, (__m256i)x));
+    if constexpr (sizeof(T) == 2 && N == 8) return AK_X86(__builtin_ia32_storedquhi128_mask((short*)p, (h8)x, k), _mm_mask_storeu_epi16(p, k, (__m128i)x));
+    if constexpr (sizeof(T) == 1 && N == 16) return AK_X86(__builtin_ia32_storedquqi128_mask((char*)p, (b16)x, k), _mm_mask_storeu_epi8(p, k, (__m128i)x));
+    if constexpr (sizeof(T) == 1 && N == 8) return AK_X86((__builtin_ia32_storedquqi128_mask((char*)p, (b16)piece<int64_t, 2>{bit_cast<int64_t>(x), 0}, k)), (_mm_mask_storeu_epi8(p, k, (__m128i)piece<int64_t, 2>{bit_cast<int64_t>(x), 0})));
 #elif defined(AK_AVX2)
-    if constexpr (sizeof(T) == 4 && N == 8) return _mm256_maskstore_epi32((int*)p, (__m256i)(iota(upto<8>{}) < n), (__m256i)x);
-    if constexpr (sizeof(T) == 8 && N == 4) return _mm256_maskstore_epi64((long long*)p, (__m256i)(md{0, 1, 2, 3} < n), (__m256i)x);
+    if constexpr (sizeof(T) == 4 && N == 8) return AK_X86(__builtin_ia32_maskstored256((i8*)p, iota(upto<8>{}) < n, (i8)x), _mm256_maskstore_epi32((int*)p, (__m256i)(iota(upto<8>{}) < n), (__m256i)x));
+    if constexpr (sizeof(T) == 8 && N == 4) return AK_X86((__builtin_ia32_maskstoreq256((q4*)p, (q4)(md{0, 1, 2, 3} < n), (q4)x)), (_mm256_maskstore_epi64((long long*)p, (__m256i)(md{0, 1, 2, 3} < n), (__m256i)x)));
 #endif
     T a[N];
     store_piece(a, x);

@@ -8,7 +8,7 @@
 //   log      0.91   0.81   f32: polynomial in m - 1 on [0.75, 1.5), degree 10; f64: atanh series in f / (2 + f)
 //   log1p    0.92   0.78   as log, with f = (1 + x) 2^-k - 1 formed from x itself
 //   tanh     1.50   2.35   e / (e + 2), e = expm1(2|x|); in f32 an odd polynomial of degree 11 below 0.55
-//   sigmoid  2.26   1.99   by e^-|x|; relative accuracy also where it is small
+//   sigmoid  2.26   1.99   e / (e + 1), e = e^x; relative accuracy also where it is small
 //   erf      1.56   libm   eight intervals of degree 6, picked by a shuffle; f64 lane by lane in libm
 //   sin      1.53   libm   pi/2 in three parts up to 2^20, then degree 7; f32 beyond and f64: libm, lane by lane
 //   cos      1.55   libm   the same, degree 8
@@ -29,7 +29,7 @@ template <> struct constants<float> {
     static constexpr int FRACTION = 23, BIAS = 127;
     static constexpr float SHIFT = 0x1.8p23f, INFINITE = __builtin_inff(), QUIET = __builtin_nanf("");
     static constexpr float LOG2_E = 0x1.715476p+0f, LN2_HIGH = 0x1.62e4p-1f, LN2_LOW = 0x1.7f7d1cp-20f;
-    static constexpr float EXP_LOW = -104.0f, EXP_HIGH = 89.0f, MINUS_ONE_BELOW = -18.0f, TANH_ONE = 9.1f;
+    static constexpr float EXP_LOW = -104.0f, EXP_HIGH = 89.0f, MINUS_ONE_BELOW = -18.0f, TANH_ONE = 9.1f, SIGMOID_ONE = 18.0f;
     static constexpr float SMALLEST_NORMAL = 0x1p-126f, OUT_OF_DENORMALS = 0x1p24f;
     static constexpr int32_t THREE_QUARTERS = 0x3f400000;
     static constexpr float EXP[] = {0.49999994f, 0.166665196f, 0.0416682586f, 0.0083688572f, 0.00138217828f};
@@ -43,7 +43,7 @@ template <> struct constants<double> {
     static constexpr int FRACTION = 52, BIAS = 1023;
     static constexpr double SHIFT = 0x1.8p52, INFINITE = __builtin_inf(), QUIET = __builtin_nan("");
     static constexpr double LOG2_E = 0x1.71547652b82fep+0, LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33;
-    static constexpr double EXP_LOW = -746.0, EXP_HIGH = 710.0, MINUS_ONE_BELOW = -40.0, TANH_ONE = 19.5;
+    static constexpr double EXP_LOW = -746.0, EXP_HIGH = 710.0, MINUS_ONE_BELOW = -40.0, TANH_ONE = 19.5, SIGMOID_ONE = 38.0;
     static constexpr double SMALLEST_NORMAL = 0x1p-1022, OUT_OF_DENORMALS = 0x1p53;
     static constexpr int64_t THREE_QUARTERS = 0x3fe8000000000000;
     static constexpr double EXP[] = {
@@ -77,9 +77,6 @@ template <class F, int N> AK_FN F polynomial(F x, const typename lane<F>::E (&c)
     for (int i = N - 2; i >= 0; --i) r = fma(r, x, all_of<F>(c[i]));
     return r;
 }
-// Both let NaN through.
-template <class F> AK_FN F at_most(F x, typename lane<F>::E limit) { return less_or_second(all_of<F>(limit), x); }
-template <class F> AK_FN F at_least(F x, typename lane<F>::E limit) { return greater_or_second(all_of<F>(limit), x); }
 // 2^n for a whole n in the normal range: the sum leaves n + BIAS in the low bits of the fraction.
 template <class F> AK_FN F power_of_two(F n) {
     typedef constant<F> C;
@@ -88,8 +85,8 @@ template <class F> AK_FN F power_of_two(F n) {
 // y * 2^n with one rounding, also into denormals and to infinity (|n| below twice the exponent's range).
 template <class F> AK_FN F scale(F y, F n) {
 #if defined(AK_AVX512)
-    if constexpr (is<F, vf>) return (vf)_mm512_maskz_scalef_ps(0xffff, (__m512)y, (__m512)n);
-    if constexpr (is<F, vd>) return (vd)_mm512_maskz_scalef_pd(0xff, (__m512d)y, (__m512d)n);
+    if constexpr (is<F, vf>) return AK_X86(__builtin_ia32_scalefps512_mask(y, n, vf{}, -1, 4), (vf)_mm512_maskz_scalef_ps(0xffff, (__m512)y, (__m512)n));
+    if constexpr (is<F, vd>) return AK_X86(__builtin_ia32_scalefpd512_mask(y, n, vd{}, -1, 4), (vd)_mm512_maskz_scalef_pd(0xff, (__m512d)y, (__m512d)n));
 #endif
     const F shift = all_of<F>(constant<F>::SHIFT), half = fma(n, all_of<F>(0.5f), shift) - shift;
     return y * power_of_two(half) * power_of_two(n - half);
@@ -101,13 +98,15 @@ template <class F> AK_FN F split_exponent(F x, F& n) {
     n = fma(x, all_of<F>(C::LOG2_E), shift) - shift;
     return fma(n, all_of<F>(-C::LN2_LOW), fma(n, all_of<F>(-C::LN2_HIGH), x));
 }
-template <class F> AK_FN F exp(F x) {
+// For x that is not above EXP_HIGH.
+template <class F> AK_FN F exp_below(F x) {
     typedef constant<F> C;
     const F one = all_of<F>(1);
     F n;
-    const F r = split_exponent(at_least(at_most(x, C::EXP_HIGH), C::EXP_LOW), n);
+    const F r = split_exponent(at_least(x, C::EXP_LOW), n);
     return scale(fma(fma(polynomial(r, C::EXP), r, one), r, one), n);
 }
+template <class F> AK_FN F exp(F x) { return exp_below(at_most(x, constant<F>::EXP_HIGH)); }
 // 2^n (e^r - 1) + (2^n - 1), halved because 2^128 is no float. For n = 0 it is e^r - 1 itself, which matters near 0.
 template <class F, bool NEAR_0> AK_FN F expm1_bounded(F x) {
     F n;
@@ -136,10 +135,11 @@ template <class F> AK_FN F tanh(F x) {
         return with_sign(e / (e + 2), x);
     }
 }
-// By e^-|x|, which never overflows; small results keep their relative accuracy.
+// e / (1 + e) for e = e^x: small results keep their relative accuracy, and where e would overflow the quotient has long
+// been 1, so the bound above which e stays the same is where 1 + e rounds to e.
 template <class F> AK_FN F sigmoid(F x) {
-    const F one = all_of<F>(1), e = exp(-magnitude(x));
-    return select(x < 0, e, one) / (one + e);
+    const F e = exp_below(at_most(x, constant<F>::SIGMOID_ONE));
+    return e / (e + 1);
 }
 
 template <class F> AK_FN F whole_to_float(typename lane<F>::I k) {
@@ -170,9 +170,11 @@ template <class F> AK_FN F log(F x) {
 #if defined(AK_AVX512)
     // The constant is the instruction's table: zero gives -inf, a negative NaN, +inf and NaN themselves.
     if constexpr (is<F, vf>) {
-        const vf m = (vf)_mm512_maskz_getmant_ps(0xffff, (__m512)x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
-        const vf k = (vf)_mm512_maskz_getexp_ps(0xffff, (__m512)x) + select(m < 1, splat(1.0f), vf{});
-        return (vf)_mm512_fixupimm_ps((__m512)log_of_parts(m - 1, k), (__m512)x, _mm512_set1_epi32(0x03530422), 0);
+        const vf m = (vf)AK_X86(__builtin_ia32_getmantps512_mask(x, 3, vf{}, -1, 4), _mm512_maskz_getmant_ps(0xffff, (__m512)x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src));
+        const vf k = (vf)AK_X86(__builtin_ia32_getexpps512_mask(x, vf{}, -1, 4), _mm512_maskz_getexp_ps(0xffff, (__m512)x)) + select(m < 1, splat(1.0f), vf{});
+        const vf y = log_of_parts(m - 1, k);
+        const mf table = mf{} + 0x03530422;
+        return (vf)AK_X86(__builtin_ia32_fixupimmps512_mask(y, x, table, 0, -1, 4), _mm512_fixupimm_ps((__m512)y, (__m512)x, (__m512i)table, 0));
     }
 #endif
     const auto tiny = x < C::SMALLEST_NORMAL;
@@ -195,9 +197,12 @@ template <class F> AK_FN F log1p(F x) {
 AK_FN float look_up(const float (&c)[8], int32_t index) { return c[index & 7]; }
 AK_FN vf look_up(const float (&c)[8], mf index) {
 #if defined(AK_AVX512)
-    return (vf)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, _mm512_maskz_broadcast_f32x8(0xffff, _mm256_loadu_ps(c)));
+    const auto row = load_piece<piece<float, 8>>(c);
+    const vf both = (vf)AK_X86(__builtin_ia32_broadcastf32x8_512_mask(row, vf{}, -1), _mm512_maskz_broadcast_f32x8(0xffff, (__m256)row));
+    return (vf)AK_X86(__builtin_ia32_permvarsf512_mask(both, index, vf{}, -1), _mm512_maskz_permutexvar_ps(0xffff, (__m512i)index, (__m512)both));
 #elif defined(AK_AVX2)
-    return (vf)_mm256_permutevar8x32_ps(_mm256_loadu_ps(c), (__m256i)index);
+    const vf row = load_piece<vf>(c);
+    return (vf)AK_X86(__builtin_ia32_permvarsf256(row, index), _mm256_permutevar8x32_ps((__m256)row, (__m256i)index));
 #else
     vf r{};
     for (int i = 0; i < LANES; ++i) r[i] = c[index[i] & 7];

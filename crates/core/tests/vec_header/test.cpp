@@ -185,7 +185,11 @@ static void order() {
         if (!same(ak::min(ak::splat(a), ak::splat(b))[1], least) || !same(ak::min(a, b), least)) fail("min(%g, %g)", a, b);
         if (!same(ak::max(ak::splat(double(a)), ak::splat(double(b)))[0], double(most))) fail("max f64(%g, %g)", a, b);
         if (!same(ak::min(double(a), double(b)), double(least))) fail("min f64(%g, %g)", a, b);
+        if (b != b) continue;
+        if (!same(ak::at_least(ak::splat(a), b)[2], most) || !same(ak::at_least(a, b), most)) fail("at_least(%g, %g)", a, b);
+        if (!same(ak::at_most(ak::splat(a), b)[2], least) || !same(ak::at_most(double(a), b), double(least))) fail("at_most(%g, %g)", a, b);
     }
+    if (!std::signbit(ak::at_least(ak::splat(-0.f), 0.f)[0]) || !std::signbit(ak::at_most(-0.f, 0.f))) fail("at_least(-0, 0)%s", "");
     if (ak::select(ak::splat(1.f) > ak::splat(0.f), ak::splat(3.f), ak::splat(4.f))[0] != 3.f) fail("select");
     if (!std::signbit(ak::splat(-0.f)[0])) fail("splat(-0)%s", "");
     if (ak::fma(ak::splat(2.f), ak::splat(3.f), ak::splat(1.f))[0] != 7.f) fail("fma%s", "");

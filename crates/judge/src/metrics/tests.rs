@@ -49,6 +49,8 @@ fn truth(dir: &Path, shape: &[u64], sets: &[Vec<f64>]) -> Truth {
             inputs: vec![],
             truth: vec![write(dir, &format!("r{i}"), Dtype::F64, shape, &f64s(values))],
             baseline: vec![write(dir, &format!("b{i}"), Dtype::F32, shape, &f32s(values))],
+            noise: vec![],
+            own_types: false,
         })
         .collect();
     Truth::prepare(Contract { limits: vec![limits], deterministic: true }, raw).unwrap()
@@ -164,7 +166,14 @@ fn exact_outputs_need_equal_bits() {
     let dir = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..100_i64).flat_map(i64::to_le_bytes).collect();
     let file = write(dir.path(), "i", Dtype::I64, &[10, 10], &bytes);
-    let raw = RawSet { family: "f".into(), inputs: vec![], truth: vec![file.clone()], baseline: vec![file] };
+    let raw = RawSet {
+        family: "f".into(),
+        inputs: vec![],
+        truth: vec![file.clone()],
+        baseline: vec![file],
+        noise: vec![],
+        own_types: false,
+    };
     let truth = Truth::prepare(Contract { limits: vec![None], deterministic: true }, vec![raw]).unwrap();
     assert!(check(&truth, 0, &bytes).fault.is_none());
     let mut wrong = bytes;
@@ -194,4 +203,123 @@ fn a_truth_without_signal_is_weak() {
     let dir = tempfile::tempdir().unwrap();
     let truth = truth(dir.path(), &[10, 100], &[vec![1.000_000_01; 1000]]);
     assert_eq!(truth.weak_outputs(), [0], "a constant output can't tell a kernel from a constant");
+}
+
+/// Rows of a centred output far from zero: what a rounding of the mean shifts, it shifts in a whole row.
+struct Centred {
+    truth: Truth,
+    values: Vec<f64>,
+}
+
+const MEAN: f64 = 10.0;
+const UNIT: f64 = 1.0 / 16_777_216.0;
+
+impl Centred {
+    /// The baseline's mean is exact in row 0, and off by its rounding in the others.
+    fn new(dir: &Path, noise_known: bool) -> Self {
+        let shape = [16, 256];
+        let values: Vec<f64> = noise(6, 16 * 256).iter().map(|v| v * 0.01).collect();
+        let lucky = values.iter().enumerate().map(|(i, v)| if i < 256 { *v } else { v + 0.5 * UNIT * MEAN });
+        let baseline: Vec<f64> = lucky.collect();
+        let spread = vec![0.6 * UNIT * MEAN; values.len()];
+        let raw = RawSet {
+            family: "low_variance".into(),
+            inputs: vec![],
+            truth: vec![write(dir, "r", Dtype::F64, &shape, &f64s(&values))],
+            baseline: vec![write(dir, "b", Dtype::F32, &shape, &f32s(&baseline))],
+            noise: if noise_known {
+                vec![write(dir, "s", Dtype::F64, &shape, &f64s(&spread))]
+            } else {
+                vec![]
+            },
+            own_types: false,
+        };
+        let limits = Limits::for_dtype(Dtype::F32, 256);
+        let contract = Contract { limits: vec![limits], deterministic: true };
+        Self { truth: Truth::prepare(contract, vec![raw]).unwrap(), values }
+    }
+
+    fn check(&self, change: impl Fn(f64) -> f64) -> Comparison {
+        check(&self.truth, 0, &f32s(&self.values.iter().map(|v| change(*v)).collect::<Vec<_>>()))
+    }
+}
+
+#[test]
+fn luck_of_the_baseline_is_no_scale() {
+    let dir = tempfile::tempdir().unwrap();
+    let honest = |v: f64| v - UNIT * MEAN;
+    // By the baseline alone, a row in which it was lucky condemns whoever rounds its mean otherwise.
+    let luck = Centred::new(dir.path(), false);
+    assert_eq!(metric(&luck.check(honest)), Some(Metric::Element));
+
+    let known = Centred::new(dir.path(), true);
+    let comparison = known.check(honest);
+    assert_eq!(metric(&comparison), None, "{:?}", comparison.fault);
+    assert!(comparison.metrics.element < 4.0 && comparison.metrics.ratio < 4.0, "{:?}", comparison.metrics);
+
+    let cheap = |v: f64| bf16(v + MEAN) - MEAN;
+    assert!(known.check(cheap).fault.is_some(), "inputs in lower precision");
+    let tf32 = |v: f64| ((v + MEAN) * 1024.0 / 8.0).round() * 8.0 / 1024.0 - MEAN;
+    assert!(known.check(tf32).fault.is_some(), "inputs with ten bits");
+    assert!(known.check(|v| v - 100.0 * UNIT * MEAN).fault.is_some(), "a mean that is off by far");
+    assert!(known.check(|_| 0.0).fault.is_some(), "a constant");
+}
+
+#[test]
+fn a_set_that_is_all_noise_is_left_out_aloud() {
+    let dir = tempfile::tempdir().unwrap();
+    let values = noise(7, 1000);
+    let file = |name: &str, dtype, bytes: &[u8]| write(dir.path(), name, dtype, &[10, 100], bytes);
+    let raw = |family: &str, size: f64| {
+        let spread: Vec<f64> = values.iter().map(|_| size).collect();
+        RawSet {
+            family: family.into(),
+            inputs: vec![file("x", Dtype::F32, &f32s(&values))],
+            truth: vec![file("r", Dtype::F64, &f64s(&values))],
+            baseline: vec![file("b", Dtype::F32, &f32s(&values))],
+            noise: vec![file(&format!("s{family}"), Dtype::F64, &f64s(&spread))],
+            own_types: false,
+        }
+    };
+    let contract = || Contract { limits: vec![Limits::for_dtype(Dtype::F32, 1)], deterministic: true };
+    let sets = vec![raw("captured", 0.5), raw("normal", 1e-7), raw("constant_rows", 0.5)];
+    let truth = Truth::prepare(contract(), sets).unwrap();
+    let families = |truth: &Truth| truth.sets().iter().map(|set| set.family.clone()).collect::<Vec<_>>();
+    assert_eq!(families(&truth), ["captured", "normal"], "what the model itself computes stays");
+    assert_eq!(truth.unfit().iter().map(|u| u.family.as_str()).collect::<Vec<_>>(), ["constant_rows"]);
+    assert!(Truth::prepare(contract(), vec![raw("constant_rows", 0.5)]).is_err(), "nothing is left");
+}
+
+#[test]
+fn a_truth_in_own_types_is_as_exact_as_its_roundings() {
+    let dir = tempfile::tempdir().unwrap();
+    let values: Vec<f64> = noise(8, 64 * 64).iter().map(|v| f64::from(*v as f32)).collect();
+    let prepare = |noise: Option<f64>| {
+        let file = |name: &str, dtype, bytes: &[u8]| write(dir.path(), name, dtype, &[64, 64], bytes);
+        let spread = noise.map(|size| file("s", Dtype::F64, &f64s(&vec![size; values.len()])));
+        let raw = RawSet {
+            family: String::new(),
+            inputs: vec![],
+            truth: vec![file("r", Dtype::F64, &f64s(&values))],
+            baseline: vec![file("b", Dtype::F32, &f32s(&values))],
+            noise: spread.into_iter().collect(),
+            own_types: true,
+        };
+        let limits = Limits { centred: 1.0, ..Limits::for_dtype(Dtype::F32, 1).unwrap() };
+        Truth::prepare(Contract { limits: vec![Some(limits)], deterministic: false }, vec![raw]).unwrap()
+    };
+    let off = |by: f64| f32s(&values.iter().map(|v| v + by).collect::<Vec<_>>());
+    for (noise, good, bad) in [
+        (None, 200.0, 1000.0),
+        (Some(0.0), 200.0, 1000.0),
+        (Some(UNIT), 20.0, 60.0),
+        (Some(50.0 * UNIT), 200.0, 800.0),
+    ] {
+        let truth = prepare(noise);
+        assert!(truth.own_types());
+        assert!(check(&truth, 0, &off(good * UNIT)).fault.is_none(), "{noise:?}");
+        assert!(check(&truth, 0, &off(bad * UNIT)).fault.is_some(), "{noise:?}");
+    }
+    let cheap: Vec<f64> = values.iter().map(|v| bf16(*v)).collect();
+    assert!(check(&prepare(None), 0, &f32s(&cheap)).fault.is_some(), "lower precision");
 }

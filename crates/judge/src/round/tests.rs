@@ -200,6 +200,8 @@ fn setup(dir: &Path, deterministic: bool) -> (Truth, World) {
             inputs: vec![],
             truth: vec![file("r", Dtype::F64, &wide)],
             baseline: vec![file("b", Dtype::F32, &narrow)],
+            noise: vec![],
+            own_types: false,
         });
         outputs.push(narrow);
     }

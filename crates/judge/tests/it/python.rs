@@ -1,4 +1,4 @@
-//! The verdict over real Python peers, where this machine has a torch: a model against cheaper and
+//! The verdict over real Python peers: a model against cheaper and
 //! wrong stand-ins for it.
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use autokernel_judge::evidence::{Evidence, Facts, decide};
 use autokernel_judge::round::{Contest, Contestant, Protocol, Staging};
 use autokernel_judge::truth::{RawSet, Truth};
 use autokernel_judge::verdict::{compare, race};
-use autokernel_worker::python::{Interpreter, Peer, discover, spawn};
+use autokernel_worker::python::{Interpreter, Peer, spawn};
 use serde_json::json;
 
 const LIMIT: Duration = Duration::from_mins(3);
@@ -47,8 +47,7 @@ fn truth(interpreter: &Interpreter, dir: &Path, body: &str) -> Truth {
 }
 
 pub(crate) fn a_model_is_compared_with_its_stand_ins() {
-    // Without a torch there is nothing to compare.
-    let Ok(interpreter) = discover(None) else { return };
+    let interpreter = autokernel_testbed::interpreter();
     let dir = tempfile::tempdir().unwrap();
     let slow = "for _ in range(12): y = torch.exp(x) * 0.5\n        return y";
     let truth = truth(&interpreter, dir.path(), slow);

@@ -116,6 +116,8 @@ pub(crate) fn rms_norm() -> JudgedTask {
                     &[ROWS, COLS],
                     baseline.iter().map(|v: &f32| v.to_le_bytes()),
                 )],
+                noise: vec![],
+                own_types: false,
             }
         })
         .collect();

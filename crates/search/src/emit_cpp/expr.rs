@@ -85,8 +85,7 @@ impl Emitter<'_> {
                 Binary::Mul => format!("{} * {}", name(a), name(b)),
                 Binary::Div => format!("{} / {}", name(a), name(b)),
                 Binary::Pow => format!("pow({}, {})", name(a), name(b)),
-                Binary::Min => format!("min({}, {})", name(a), name(b)),
-                Binary::Max => format!("max({}, {})", name(a), name(b)),
+                Binary::Min | Binary::Max => self.extreme(op == Binary::Max, a, b, name),
             },
             Expr::Compare(op, a, b) => format!("{} {} {}", name(a), comparison(op), name(b)),
             Expr::Logic(op, a, b) => {
@@ -99,6 +98,17 @@ impl Emitter<'_> {
             }
             Expr::Not(a) => format!("{}{}", if lane { "~" } else { "!" }, name(a)),
             Expr::Select(mask, a, b) => format!("select({}, {}, {})", name(mask), name(a), name(b)),
+        }
+    }
+
+    /// The smaller or larger of two; beside a number one instruction does it.
+    fn extreme(&self, larger: bool, a: Id, b: Id, name: impl Fn(Id) -> String) -> String {
+        match self.expr(b) {
+            Expr::Const(bits) if !f64::from_bits(bits).is_nan() => {
+                let function = if larger { "at_least" } else { "at_most" };
+                format!("{function}({}, {})", name(a), self.literal(bits))
+            }
+            _ => format!("{}({}, {})", if larger { "max" } else { "min" }, name(a), name(b)),
         }
     }
 

@@ -5,7 +5,7 @@ use autokernel_core::graph::Arg;
 use autokernel_core::region::{Operand, RegionNode};
 
 use super::views::argument;
-use super::{Lower, Stop, Unsupported};
+use super::{Lower, Stop, Unsupported, exact};
 use crate::affine::Affine;
 use crate::loops::{Binary, Compare, Expr, Id, Logic, Unary};
 
@@ -61,27 +61,60 @@ impl<'l, 'r> Call<'l, 'r> {
         Ok(self.lower.as_number(id))
     }
 
+    /// The element type that the operator returns.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        self.node.value.tensor().map(|meta| meta.dtype)
+    }
+
     pub(crate) fn truth(&mut self, position: usize) -> Result<Id, Stop> {
+        self.must_be_exact(position)?;
         let id = self.value(position, "")?;
         Ok(self.lower.as_truth(id))
+    }
+
+    /// Refuses to look closely at a number that was rounded inside the region (see [`mod@crate::op`]).
+    pub(crate) fn must_be_exact(&self, position: usize) -> Result<(), Stop> {
+        match self.node.args.get(position) {
+            Some(Arg::Ref(operand)) if !exact::is_exact(self.lower.region, *operand) => {
+                Err(self.unsupported("looks closely at what was computed, which rounding may tip"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// An operand of a comparison. What f32 cannot hold exactly is refused, and a number is rounded to
     /// the type of the tensor that it is compared with, as PyTorch does.
     pub(crate) fn comparable(&mut self, position: usize) -> Result<Id, Stop> {
-        let dtype = |position: usize| match self.node.args.get(position) {
-            Some(Arg::Ref(operand)) => Some(self.lower.meta(*operand, &self.node.op).map(|meta| meta.dtype)),
-            _ => None,
+        let meta = |position: usize| match self.node.args.get(position) {
+            Some(Arg::Ref(operand)) => self.lower.meta(*operand, &self.node.op).map(Some),
+            _ => Ok(None),
         };
-        let (mine, other) = (dtype(position).transpose()?, dtype(1 - position).transpose()?);
-        if matches!(mine, Some(Dtype::I64 | Dtype::I32)) {
+        let (mine, other) = (meta(position)?, meta(1 - position)?);
+        let whole = |dtype: Dtype| !dtype.is_float() && dtype != Dtype::Bool;
+        if mine.is_some_and(|meta| whole(meta.dtype) && meta.dtype.size() > 2) {
             return Err(self.unsupported("compares wide integers"));
         }
+        if let (None, Some(meta)) = (mine, other)
+            && whole(meta.dtype)
+            && !matches!(self.node.args.get(position), Some(Arg::Int(0..=127) | Arg::Float(_)))
+        {
+            return Err(self.unsupported("compares small integers with a number that they may not hold"));
+        }
         let id = self.number(position)?;
-        Ok(match (mine, other) {
-            (None, Some(narrow @ (Dtype::Bf16 | Dtype::F16))) => self.unary(Unary::RoundTo(narrow), id),
-            _ => id,
-        })
+        let constant = matches!(self.lower.arena.get(id), Expr::Const(_));
+        if !constant {
+            self.must_be_exact(position)?;
+        }
+        // A tensor of no dimensions counts as a number beside one that has some.
+        let narrow = match (mine, other) {
+            (None, Some(other)) => other.dtype,
+            (Some(mine), Some(other)) if mine.shape.is_empty() && !other.shape.is_empty() => other.dtype,
+            (Some(mine), _) if constant => mine.dtype,
+            _ => return Ok(id),
+        };
+        let rounds = matches!(narrow, Dtype::Bf16 | Dtype::F16)
+            && mine.is_none_or(|meta| constant || meta.dtype != narrow);
+        Ok(if rounds { self.unary(Unary::RoundTo(narrow), id) } else { id })
     }
 
     /// A number that must stand in the graph itself.
@@ -104,7 +137,10 @@ impl<'l, 'r> Call<'l, 'r> {
     /// `_to_copy`: rounds where the new type is narrower.
     pub(crate) fn cast(&mut self) -> Result<Id, Stop> {
         let x = self.value(0, "self")?;
-        let dtype = self.node.value.tensor().map(|meta| meta.dtype);
+        let dtype = self.dtype();
+        if dtype == Some(Dtype::Bool) {
+            self.must_be_exact(0)?;
+        }
         Ok(match dtype {
             Some(Dtype::Bool) => self.lower.as_truth(x),
             Some(dtype @ (Dtype::Bf16 | Dtype::F16)) => {
@@ -129,7 +165,7 @@ impl<'l, 'r> Call<'l, 'r> {
                 _ => self.scalar(1, "fill_value", f64::NAN)?,
             },
         };
-        let dtype = self.node.value.tensor().map(|meta| meta.dtype);
+        let dtype = self.dtype();
         let id = self.constant(value);
         Ok(if dtype == Some(Dtype::Bool) { self.lower.as_truth(id) } else { id })
     }

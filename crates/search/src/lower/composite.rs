@@ -102,6 +102,12 @@ impl<'r> Lower<'r> {
         Ok((mean, self.binary(Binary::Div, squares, count)))
     }
 
+    /// PyTorch finds mean and variance in one pass, in which an infinite element spoils both.
+    fn sound_mean(&mut self, mean: Id, variance: Id) -> Id {
+        let sound = self.arena.add(Expr::Compare(Compare::Eq, variance, variance), false);
+        self.arena.add(Expr::Select(sound, mean, variance), false)
+    }
+
     pub(super) fn reduction(&mut self, node: &RegionNode, index: &[Affine]) -> Result<Id, Stop> {
         check_numbers(node)?;
         let name = node.op.split('.').nth(1).unwrap_or(&node.op);
@@ -202,7 +208,10 @@ impl<'r> Lower<'r> {
             "var_mean" => {
                 let row = self.row(node, self.with_reduced(node, index)?)?;
                 let (mean, variance) = self.moments(node, &row, correction(node)?)?;
-                Ok(if result == 0 { variance } else { mean })
+                if result == 0 {
+                    return Ok(variance);
+                }
+                Ok(self.sound_mean(mean, variance))
             }
             "native_layer_norm" => self.normalised(node, result, index),
             _ => Err(Unsupported::new(&node.op, "has no meaning in the operator table").into()),
@@ -252,7 +261,7 @@ impl<'r> Lower<'r> {
         let row = self.row(node, index.to_vec())?;
         let (mean, variance) = self.moments(node, &row, 0.0)?;
         if result == 1 {
-            return Ok(mean);
+            return Ok(self.sound_mean(mean, variance));
         }
         let eps = match argument(node, 4, "eps") {
             Some(Arg::Float(value)) => *value,

@@ -222,7 +222,7 @@ impl Surroundings {
     pub(super) fn bases(&self) -> Vec<PathBuf> {
         let from_list = self.candidates().into_iter().filter(|(_, source, _)| *source != Source::Own);
         let mut bases: Vec<PathBuf> = from_list.filter_map(|(_, _, path)| path).collect();
-        let versioned = ["python3.14", "python3.13", "python3.12", "python3.11"];
+        let versioned = ["python3.14", "python3.13", "python3.12", "python3.11", "python3.10"];
         bases.extend(versioned.iter().filter_map(|name| self.on_path(OsStr::new(name))));
         bases
     }

@@ -28,8 +28,8 @@ const LOCK: &str =
 const MARKER: &str = "autokernel-requirements.txt";
 /// Disk space that the environment takes while it is made.
 pub const ENVIRONMENT_BYTES: u64 = 7_000_000_000;
-/// The oldest Python that the torch of the lock has wheels for.
-const OLDEST_BASE: (u32, u32) = (3, 11);
+/// The oldest Python that the lock has versions for.
+const OLDEST_BASE: (u32, u32) = (3, 10);
 /// Longest download and installation.
 const PIP_LIMIT: Duration = Duration::from_hours(2);
 const VENV_LIMIT: Duration = Duration::from_mins(5);
