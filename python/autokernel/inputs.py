@@ -194,7 +194,10 @@ class _Maker:
 
     def write(self, folder: Path, number: int, name: str, made: _Set) -> dict[str, Any]:
         def store(kind: str, values: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-            return [tensors.write(t, folder / f"set{number}-{kind}{i}") for i, t in enumerate(values)]
+            # Children that hold a candidate may read the inputs, and nothing beside them.
+            place = folder / ("inputs" if kind == "in" else "answers")
+            place.mkdir(exist_ok=True)
+            return [tensors.write(t, place / f"set{number}-{kind}{i}") for i, t in enumerate(values)]
 
         wide = [t.double().contiguous() for t in made.truth]
         spread = noise.of_region(self.region, self.wide, made.inputs, wide, self.seed + number)

@@ -168,10 +168,14 @@ class Prepared:
 class Kernel:
     """One region with the machine code that replaces it."""
 
-    def __init__(self, region: dict[str, Any], plan: dict[str, Any], library: ctypes.CDLL, key: str = "", alignment: int = 1):
+    def __init__(
+        self, region: dict[str, Any], plan: dict[str, Any], library: ctypes.CDLL, key: str = "", alignment: int = 1,
+        threads: int | None = None,
+    ):
         self.region = region
         self.id: str = region["id"]
         self.key = key
+        self._most_threads = threads
         self._inputs = [_dims(item["meta"]) for item in region["inputs"]]
         self._outputs = [_dims(meta) for meta in output_metas(region)]
         self._original = to_graph_module(region).forward
@@ -182,6 +186,14 @@ class Kernel:
         #: The direct callable: tensors in, a tensor (or a tuple of them) out.
         self.call: Callable[..., Any] = self._specialise(plan, alignment)
         self._implementation = self._specialise(plan, alignment, operator=True)
+
+    def _threads(self) -> Callable[[], int]:
+        """What a kernel is given as its thread count: PyTorch's at each call, and never more than it was
+        planned for, since its scratch memory may be sized by that."""
+        most = self._most_threads
+        if most is None:
+            return torch.get_num_threads
+        return lambda: min(torch.get_num_threads(), most)
 
     def original(self, *inputs: torch.Tensor) -> Any:
         """The region's own operators, differentiable like any others."""
@@ -217,7 +229,7 @@ class Kernel:
         scope: dict[str, Any] = {
             "check": assert_size_stride,
             "empty": _empty_strided_cpu,
-            "threads": torch.get_num_threads,
+            "threads": self._threads(),
             "grad_enabled": torch.is_grad_enabled,
             "original": self.original,
             "mismatch": self._operator_mismatch if operator else self._mismatch,
@@ -273,7 +285,7 @@ class Kernel:
             names = [f"i{which}" for which in step["inputs"]]
             loads = [f"p{name} = {name}.data_ptr()" for name in names] + [f"pp{index} = buffer.data_ptr()"]
             lines = [*loads, f"entry({', '.join(_argument(arg) for arg in launch['args'])})"]
-            inner = {"entry": entry, "threads": torch.get_num_threads}
+            inner = {"entry": entry, "threads": self._threads()}
             source = f"def fill(buffer, {', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines)
             exec(compile(source, f"<autokernel prepare {self.id}>", "exec"), inner)  # noqa: S102: text written above
             scope[f"prepared{index}"] = Prepared(inner["fill"], step["numel"], tensors.DTYPES[step["dtype"]])
@@ -385,4 +397,4 @@ def load_kernel(entry: dict[str, Any], folder: Path) -> Kernel:
     if lacking:
         raise Unsuitable(f"this processor lacks {', '.join(lacking)}")
     library, key = load_artefact(folder / entry["artefact"], entry.get("artefact_sha256"))
-    return Kernel(entry["region"], entry["plan"], library, key, int(guards.get("alignment") or 1))
+    return Kernel(entry["region"], entry["plan"], library, key, int(guards.get("alignment") or 1), guards.get("threads"))

@@ -47,6 +47,15 @@ def steady_allocator() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def no_monitor_thread() -> None:
+    """Keeps tqdm, which compiling uses where a user has it, from starting a thread at its first bar."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return
+    tqdm.monitor_interval = 0
+
+
 def threads_alive() -> int:
     """Threads of this process, Python's and native ones."""
     return len(os.listdir("/proc/self/task"))
@@ -157,6 +166,7 @@ class Zygote:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         backend.codegen_threads(self.threads)
         torch.set_num_threads(1)
+        no_monitor_thread()
         started = time.perf_counter()
         if subject["kind"] == "region":
             self.subject = _region_subject(subject)

@@ -1,8 +1,8 @@
 //! Exit codes, and how an error is told.
 
-use autokernel_engine::EngineError;
+use autokernel_engine::{EngineError, full_message};
 use autokernel_store::StoreError;
-use autokernel_worker::python::PythonError;
+use autokernel_worker::python::{PeerError, PythonError};
 use serde_json::json;
 
 use crate::arguments::Format;
@@ -107,13 +107,14 @@ impl Failure {
 
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
-        let message = error.to_string();
+        let message = full_message(&error);
         let (code, kind, help) = describe(&error);
         let details = match &error {
             EngineError::Model { traceback, .. } => traceback.clone(),
-            EngineError::Peer(autokernel_worker::python::PeerError::Died { stderr, .. }) => {
+            EngineError::Peer(PeerError::Died { stderr, .. } | PeerError::Timeout { stderr, .. }) => {
                 Some(stderr.clone())
             }
+            EngineError::Peer(PeerError::Remote { traceback, .. }) => Some(traceback.clone()),
             EngineError::Python(PythonError::Broken { stderr, .. }) => Some(stderr.clone()),
             _ => None,
         };
@@ -143,7 +144,12 @@ fn describe(error: &EngineError) -> (ExitCode, String, Option<String>) {
             "compiler",
             "install g++ 11 or newer or clang++ 15 or newer (Debian, Ubuntu: `apt install g++`), or name one in CXX",
         ),
-        EngineError::Sandbox { .. } => plain(
+        error if error.is_busy() => plain(
+            ExitCode::Usage,
+            "busy",
+            "another autokernel is at work; wait for it or stop it, then `autokernel resume` goes on",
+        ),
+        error if error.is_sandbox() => plain(
             ExitCode::Sandbox,
             "sandbox",
             "candidate code never runs unconfined: landlock needs Linux 5.13 or newer with landlock among its security modules; in a container allow the landlock and seccomp system calls",
@@ -172,7 +178,6 @@ fn describe(error: &EngineError) -> (ExitCode, String, Option<String>) {
             "kernel_file",
             "`autokernel brief RUN REGION` shows a working kernel file",
         ),
-        EngineError::Busy { .. } => plain(ExitCode::Usage, "busy", "wait for it, or stop it first"),
         EngineError::Interrupted { .. } => plain(ExitCode::Interrupted, "interrupted", ""),
         EngineError::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => {
             plain(ExitCode::Store, "disk_full", "free some space and run `autokernel resume`")

@@ -14,7 +14,7 @@ use crate::package::{Manifest, read_manifest};
 use crate::report::{DeviceReport, FormReport, Versions};
 use crate::session::{Capture, Oracle, Tools, open_to_children, scratch};
 use crate::tasks::rank;
-use crate::trial::{Baselines, compare_packaged, stage};
+use crate::trial::{Baselines, Places, compare_packaged, stage};
 
 /// `autokernel.bench/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -99,12 +99,11 @@ impl Bench<'_> {
         let mut baselines = Baselines::new();
         for kernel in &self.manifest.regions {
             let id = &kernel.region.id;
-            let claimed =
-                self.certificate.regions.iter().find(|row| row.id == id.0).and_then(|row| row.speedup);
-            let (Some(claimed), Some(task)) = (claimed, tasks.iter().find(|task| task.region.id == *id))
-            else {
-                let what = format!("region {id} is not in this model as it was; its claim is not measured");
-                observer.observe(&Event::Note { what });
+            let row = self.certificate.regions.iter().find(|row| row.id == id.0);
+            let Some(claimed) = row.and_then(|row| row.speedup) else { continue };
+            let Some(task) = tasks.iter().find(|task| task.region.id == *id) else {
+                let what = format!("region {id}, which is not in this model as it was");
+                claims.push(Claim { what, claimed, measured: NOTHING, holds: false });
                 continue;
             };
             observer.observe(&Event::Stage { what: format!("measuring region {id}") });
@@ -112,10 +111,11 @@ impl Bench<'_> {
             open_to_children(folder.path())?;
             let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
             baselines.prepare(self.tools, task, self.scratch, observer);
-            let (evidence, decided) =
-                compare_packaged(self.tools, &judged, &baselines, self.package, vec![], self.scratch)?;
-            let measured = decided.verdict.speedup().unwrap_or(NOTHING);
-            let what = format!("region {id} over {}", evidence.baseline);
+            let places = Places { task: folder.path(), scratch: self.scratch };
+            let tried =
+                compare_packaged(self.tools, &judged, &baselines, self.package, vec![], None, &places)?;
+            let measured = tried.decided.verdict.speedup().unwrap_or(NOTHING);
+            let what = format!("region {id} over {}", tried.evidence.baseline);
             claims.push(Claim { what, claimed, measured, holds: holds(claimed, measured) });
         }
         Ok(claims)

@@ -7,7 +7,8 @@ use autokernel_judge::JudgeError;
 use autokernel_store::StoreError;
 use autokernel_worker::device::DeviceError;
 use autokernel_worker::python::{Interpreter, PeerError, PythonError};
-use autokernel_worker::toolchain::ToolchainError;
+use autokernel_worker::runner::RunnerError;
+use autokernel_worker::toolchain::{BuildError, ToolchainError};
 
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,25 @@ pub enum EngineError {
     Interrupted { run: String },
 }
 
+impl EngineError {
+    /// Whether children can't be confined here, wherever that was found out.
+    pub fn is_sandbox(&self) -> bool {
+        matches!(
+            self,
+            Self::Sandbox { .. }
+                | Self::Judge(
+                    JudgeError::Builder(BuildError::Sandbox { .. })
+                        | JudgeError::Runner(RunnerError::Sandbox { .. })
+                )
+        )
+    }
+
+    /// Whether another process of ours is in the way.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy { .. } | Self::Judge(JudgeError::Lock(_)))
+    }
+}
+
 /// An error reply of a bridge about the user's model keeps its kind; everything else is ours.
 pub(crate) fn model_error(error: PeerError, interpreter: &Interpreter) -> EngineError {
     match error {
@@ -61,4 +81,19 @@ pub(crate) fn model_error(error: PeerError, interpreter: &Interpreter) -> Engine
         }
         other => EngineError::Peer(other),
     }
+}
+
+/// An error with its causes, as one sentence.
+pub fn full_message(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        // A transparent error repeats its cause.
+        if !text.ends_with(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    text
 }

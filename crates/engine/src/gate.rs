@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::contestants::{OUR_FORMS, PLAIN_FORMS, Prepared, Subject, environment, prepare};
-use crate::error::EngineError;
+use crate::error::{EngineError, model_error};
 use crate::event::{Event, Observer};
 use crate::options::ModelSpec;
 use crate::report::{FormReport, Speedups, Spread};
@@ -117,7 +117,7 @@ fn model_truth(
         .map(|set| &set.baseline)
         .into_iter()
         .flatten()
-        .map(|tensor| Limits::for_model(tensor.dtype))
+        .map(|tensor| Limits::for_dtype(tensor.dtype, MODEL_REDUCTION))
         .collect();
     // Order of sums may differ between two runs of a library product; bits need not be equal.
     let contract = Contract { limits, deterministic: false };
@@ -163,6 +163,9 @@ fn prepare_forms(
                 prepared.push((form.to_owned(), ready));
             }
             // The model itself must run; a form of it need not.
+            Err(EngineError::Peer(error)) if form == PLAIN_FORMS[0] => {
+                return Err(model_error(error, &tools.interpreter));
+            }
             Err(error) if form == PLAIN_FORMS[0] => return Err(error),
             Err(error) => {
                 observer.observe(&Event::Note { what: format!("{form} is out: {error}") });
@@ -221,18 +224,6 @@ pub(crate) fn choose(race: &Race) -> (String, Option<Speedups>) {
 pub(crate) fn compare(race: &Race, from: &str, to: &str) -> Option<Interval> {
     let pairs = race.pairs(from, to);
     pairs.interval(pairs.differences().len(), ALPHA)
-}
-
-trait ModelLimits: Sized {
-    fn for_model(dtype: autokernel_core::dtype::Dtype) -> Option<Self>;
-}
-
-impl ModelLimits for Limits {
-    /// Limits of a model's output. The element score is left out by an infinite limit where errors of
-    /// one row say nothing of another; ratio and centred error stay.
-    fn for_model(dtype: autokernel_core::dtype::Dtype) -> Option<Self> {
-        Self::for_dtype(dtype, MODEL_REDUCTION)
-    }
 }
 
 #[cfg(test)]

@@ -8,19 +8,18 @@ use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::stats::median;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
-use autokernel_judge::{Evidence, Judge};
+use autokernel_judge::{Evidence, Judge, ScreenOutcome};
 use autokernel_store::{CandidateId, Store};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
-use crate::error::EngineError;
+use crate::error::{EngineError, full_message};
 use crate::event::{Event, Observer};
 use crate::hunt::{Ground, Hunt, hunt};
 use crate::interrupt::stop_if_asked;
 use crate::package::Winner;
 use crate::report::{Baseline, CandidateCounts, RegionReport};
 use crate::session::{Oracle, Tools, open_to_children};
-use crate::trial::{Baselines, Tried, judge, make_winner, stage, verdict};
+use crate::trial::{Baselines, Places, Tried, judge, rebuild, stage, verdict, winner_of};
 
 /// A region at which less than this share of the model's time can be won is left alone.
 const LEAST_SHARE: f64 = 0.004;
@@ -36,8 +35,17 @@ const AT_REACH: f64 = 1.05;
 #[serde(deny_unknown_fields)]
 struct Outcome {
     report: RegionReport,
-    /// Kernel file and parameters of the winner.
-    winner: Option<(String, Params)>,
+    winner: Option<KeptWinner>,
+}
+
+/// What it takes to have a winner again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptWinner {
+    source: String,
+    params: Params,
+    /// Hash of the artefact that was checked and measured.
+    artefact: String,
 }
 
 /// What the regions came to.
@@ -60,6 +68,8 @@ pub(crate) struct Field<'a> {
     pub(crate) scratch: &'a Path,
     pub(crate) start: Instant,
     pub(crate) budget: Duration,
+    /// Whether what an earlier life of the run found still holds.
+    pub(crate) resumable: bool,
 }
 
 impl Field<'_> {
@@ -80,8 +90,11 @@ impl Field<'_> {
         for task in tasks {
             stop_if_asked(self.run)?;
             let share = task.winnable_share();
-            if let Some(outcome) = outcomes.get(&task.region.id.0) {
-                take_known(&judge, task, outcome, &mut harvest)?;
+            let known = outcomes.get(&task.region.id.0);
+            if let Some(outcome) = known
+                && take_known(&judge, task, outcome, &mut harvest)?
+            {
+                // Decided before.
             } else if share < LEAST_SHARE {
                 let reason =
                     format!("less than {:.1} % of the model's time can be won here", LEAST_SHARE * 100.0);
@@ -93,8 +106,15 @@ impl Field<'_> {
                 let left = end.saturating_duration_since(Instant::now());
                 let part = left.mul_f64((share / waiting.max(1e-9)).clamp(0.0, 1.0));
                 let deadline = Instant::now() + part.max(LEAST_SLICE.min(left));
-                let ground = Ground { judge: &judge, store: self.store, run: self.run, deadline };
-                self.region(oracle, &ground, task, &mut baselines, &mut harvest, observer)?;
+                let ground = Ground {
+                    judge: &judge,
+                    store: self.store,
+                    run: self.run,
+                    deadline,
+                    resumable: self.resumable,
+                };
+                let done = self.region(oracle, &ground, task, &mut baselines, &mut harvest, observer);
+                self.survive(task, done, &mut harvest, observer)?;
             }
             waiting -= share;
         }
@@ -105,7 +125,33 @@ impl Field<'_> {
         Ok(harvest)
     }
 
+    /// What goes wrong with one region must not take the others with it, nor stand in the way of every
+    /// later life of the run: the region is left alone, and why is said. What would hit the next region
+    /// as well ends the run.
+    fn survive(
+        &self,
+        task: &Task,
+        done: Result<(), EngineError>,
+        harvest: &mut Harvest,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        let reason = match done {
+            Ok(()) => return Ok(()),
+            Err(error @ (EngineError::Model { .. } | EngineError::Peer(_) | EngineError::Evidence(_))) => {
+                error
+            }
+            Err(EngineError::Judge(error)) if error.concerns_one_task() => EngineError::Judge(error),
+            Err(error) => return Err(error),
+        };
+        let reason = format!("could not be judged: {}", full_message(&reason));
+        observer.observe(&Event::Note { what: format!("region {}: {reason}", task.region.id) });
+        self.decide(task, untried(task, &reason), None, harvest)
+    }
+
     fn outcomes(&self) -> Result<HashMap<String, Outcome>, EngineError> {
+        if !self.resumable {
+            return Ok(HashMap::new());
+        }
         let known =
             |row: autokernel_store::TaskRow| Some((row.region, serde_json::from_value(row.outcome?).ok()?));
         Ok(self.store.tasks(self.run)?.into_iter().filter_map(known).collect())
@@ -136,32 +182,47 @@ impl Field<'_> {
         if found.stopped == "budget" {
             harvest.stopped = "budget";
         }
-        let Some(best) = found.finalists.first() else {
-            let reason = found.unsupported.unwrap_or_else(|| "no candidate passed the judge".to_owned());
-            let report = RegionReport { verdict: "rejected".to_owned(), ..untried(task, &reason) };
+        let Some(best) = found.finalists.into_iter().next() else {
+            let report = match found.unsupported {
+                Some(reason) => untried(task, &reason),
+                None if found.built == 0 => untried(task, "the budget was spent"),
+                None => {
+                    let none = untried(task, "no candidate passed the judge");
+                    RegionReport { verdict: "rejected".to_owned(), ..none }
+                }
+            };
             return self.decide(task, report, None, harvest);
         };
-        baselines.prepare(self.tools, task, self.scratch, observer);
-        harvest.counts.judged += 1;
-        match verdict(self.tools, ground.judge, &judged, baselines, &best.file, &best.params, self.scratch)? {
-            Err(rejected) => {
-                self.store.record_verdict(best.candidate, &serde_json::to_value(&rejected)?, &json!(null))?;
-                self.decide(task, judged_report(task, best.candidate, &rejected, None), None, harvest)
-            }
-            Ok(tried) => {
-                let verdict = &tried.decided.verdict;
-                let (body, evidence) =
-                    (serde_json::to_value(verdict)?, serde_json::to_value(&tried.evidence)?);
-                self.store.record_verdict(best.candidate, &body, &evidence)?;
-                observer.observe(&verdict_event(task, &tried));
-                let faster = matches!(verdict, Verdict::Faster { .. });
-                if faster && harvest.first_accepted.is_none() {
-                    harvest.first_accepted = Some(self.start.elapsed().as_secs_f64());
+        let screened = match best.checked {
+            Some(screened) => screened,
+            // Screened in an earlier life of the run: what goes on from here is checked in this one.
+            None => match ground.judge.screen(&judged, &best.file, &best.params)? {
+                ScreenOutcome::Ranked(screened) => screened,
+                ScreenOutcome::Rejected(rejected) => {
+                    let report = judged_report(task, best.candidate, &rejected, None);
+                    return self.decide(task, report, None, harvest);
                 }
-                let report = judged_report(task, best.candidate, verdict, Some(&tried));
-                self.decide(task, report, faster.then_some(tried.winner), harvest)
-            }
+            },
+        };
+        let missing = baselines.prepare(self.tools, task, self.scratch, observer);
+        harvest.counts.judged += 1;
+        let winner = winner_of(&task.region, &best.file, &best.params, &screened, self.tools.threads);
+        let places = Places { task: folder.path(), scratch: self.scratch };
+        let tried = verdict(self.tools, &judged, baselines, &winner, &screened.checked, &places)?;
+        let verdict = &tried.decided.verdict;
+        let (body, evidence) = (serde_json::to_value(verdict)?, serde_json::to_value(&tried.evidence)?);
+        self.store.record_verdict(best.candidate, &body, &evidence)?;
+        observer.observe(&verdict_event(task, &tried));
+        let mut report = judged_report(task, best.candidate, verdict, Some(&tried));
+        if !missing.is_empty() {
+            report.reason = format!("{}; without the baseline {}", report.reason, missing.join(", "));
         }
+        // A win against less than everything that PyTorch offers is no win.
+        let faster = matches!(verdict, Verdict::Faster { .. }) && missing.is_empty();
+        if faster && harvest.first_accepted.is_none() {
+            harvest.first_accepted = Some(self.start.elapsed().as_secs_f64());
+        }
+        self.decide(task, report, faster.then_some(winner), harvest)
     }
 
     fn decide(
@@ -171,7 +232,11 @@ impl Field<'_> {
         winner: Option<Winner>,
         harvest: &mut Harvest,
     ) -> Result<(), EngineError> {
-        let kept = winner.as_ref().map(|winner| (winner.file.source.clone(), winner.params.clone()));
+        let kept = winner.as_ref().map(|winner| KeptWinner {
+            source: winner.file.source.clone(),
+            params: winner.params.clone(),
+            artefact: winner.artefact.id.clone(),
+        });
         let outcome = Outcome { report: report.clone(), winner: kept };
         self.store.set_outcome(self.run, &task.region.id.0, &serde_json::to_value(&outcome)?)?;
         harvest.regions.push(report);
@@ -180,21 +245,23 @@ impl Field<'_> {
     }
 }
 
-/// A region that an earlier life of the run decided: its artefact is built again.
+/// Takes over a region that an earlier life of the run decided. `false` when its winner can't be had
+/// again byte for byte (another compiler, say): then it is worked on anew.
 fn take_known(
     judge: &Judge,
     task: &Task,
     outcome: &Outcome,
     harvest: &mut Harvest,
-) -> Result<(), EngineError> {
-    if let Some((source, params)) = &outcome.winner {
-        let file = KernelFile::parse(source)?;
-        if let Ok(winner) = make_winner(judge, &task.region, &file, params)? {
-            harvest.winners.push(winner);
-        }
+) -> Result<bool, EngineError> {
+    if let Some(kept) = &outcome.winner {
+        let file = KernelFile::parse(&kept.source)?;
+        let Some(winner) = rebuild(judge, &task.region, &file, &kept.params, &kept.artefact) else {
+            return Ok(false);
+        };
+        harvest.winners.push(winner);
     }
     harvest.regions.push(outcome.report.clone());
-    Ok(())
+    Ok(true)
 }
 
 fn count(counts: &mut CandidateCounts, found: &Hunt) {

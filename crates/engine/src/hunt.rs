@@ -30,6 +30,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) run: &'a str,
     /// When the time for this region is over.
     pub(crate) deadline: Instant,
+    /// Whether screens of an earlier life of the run still hold.
+    pub(crate) resumable: bool,
 }
 
 /// A correct candidate with its rank.
@@ -168,6 +170,9 @@ pub(crate) fn describe(params: &Params) -> String {
 
 fn known(ground: &Ground<'_>, task: &Task) -> Result<HashMap<(String, Params), Known>, EngineError> {
     let mut known = HashMap::new();
+    if !ground.resumable {
+        return Ok(known);
+    }
     for candidate in ground.store.candidates(ground.run, &task.region.id.0)? {
         let outcome = match (screen_us(&candidate), &candidate.verdict) {
             (_, Some(verdict)) if is_rejection(verdict) => Outcome::Failed,

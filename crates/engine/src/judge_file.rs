@@ -6,7 +6,7 @@ use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::plan::check_region;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::{Interval, Stage, Verdict};
-use autokernel_judge::ScreenOutcome;
+use autokernel_judge::{ScreenOutcome, Screened};
 use autokernel_store::{NewCandidate, Store};
 use serde::Serialize;
 use serde_json::json;
@@ -16,7 +16,7 @@ use crate::event::{Event, Observer};
 use crate::hunt::describe;
 use crate::options::OptimizeOptions;
 use crate::session::{Oracle, PythonChoice, Tools, scratch};
-use crate::trial::{Baselines, judge, stage, verdict};
+use crate::trial::{Baselines, Places, judge, stage, verdict, winner_of};
 
 /// Parameter points that `judge` screens at most before the verdict of the fastest.
 const MOST_POINTS: usize = 24;
@@ -85,6 +85,7 @@ pub fn judge_file(
     let judge = judge(&tools);
 
     let mut screened: Vec<(Params, f64)> = vec![];
+    let mut best: Option<(Params, Box<Screened>)> = None;
     let mut refused = None;
     for params in file.points().take(MOST_POINTS) {
         match judge.screen(&judged, &file, &params)? {
@@ -96,7 +97,10 @@ pub fn judge_file(
                     us: ranked.us,
                     best_us,
                 });
-                screened.push((params, ranked.us));
+                screened.push((params.clone(), ranked.us));
+                if best.as_ref().is_none_or(|(_, known)| ranked.us < known.us) {
+                    best = Some((params, ranked));
+                }
             }
             ScreenOutcome::Rejected(verdict) => {
                 record(store, &row.id, &task, source, &params, &verdict, None)?;
@@ -112,31 +116,31 @@ pub fn judge_file(
         }
     }
     screened.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let Some((params, us)) = screened.first().cloned() else {
+    let Some((params, checked)) = best else {
         return Ok(report(
             &refused.unwrap_or_else(|| rejected(Stage::Parse, "the file has no parameter point".to_owned())),
         ));
     };
 
     let mut baselines = Baselines::new();
-    baselines.prepare(&tools, &task, scratch.path(), observer);
-    let tried = verdict(&tools, &judge, &judged, &baselines, &file, &params, scratch.path())?;
-    let (decided, baseline) = match &tried {
-        Ok(tried) => (tried.decided.verdict.clone(), Some(tried.evidence.baseline.clone())),
-        Err(rejected) => (rejected.clone(), None),
-    };
-    let candidate = record(store, &row.id, &task, source, &params, &decided, Some(us))?;
-    if let Ok(tried) = &tried {
-        store.record_verdict(
-            candidate,
-            &serde_json::to_value(&decided)?,
-            &serde_json::to_value(&tried.evidence)?,
-        )?;
+    let missing = baselines.prepare(&tools, &task, scratch.path(), observer);
+    let winner = winner_of(&task.region, &file, &params, &checked, tools.threads);
+    let places = Places { task: &folder, scratch: scratch.path() };
+    let tried = verdict(&tools, &judged, &baselines, &winner, &checked.checked, &places)?;
+    let decided = &tried.decided.verdict;
+    let candidate = record(store, &row.id, &task, source, &params, decided, Some(&checked))?;
+    store.record_verdict(
+        candidate,
+        &serde_json::to_value(decided)?,
+        &serde_json::to_value(&tried.evidence)?,
+    )?;
+    let mut report = report(decided);
+    if !missing.is_empty() {
+        report.reason = format!("without the baseline {}", missing.join(", "));
     }
-    let mut report = report(&decided);
     report.params = params;
     report.screened = screened;
-    report.baseline = baseline;
+    report.baseline = Some(tried.evidence.baseline);
     report.text = describe_report(&report);
     Ok(report)
 }
@@ -148,7 +152,7 @@ fn record(
     source: &str,
     params: &Params,
     verdict: &Verdict,
-    us: Option<f64>,
+    screened: Option<&Screened>,
 ) -> Result<autokernel_store::CandidateId, EngineError> {
     Ok(store.record_candidate(&NewCandidate {
         run,
@@ -156,8 +160,8 @@ fn record(
         agent: "person",
         source,
         params: serde_json::to_value(params)?,
-        artefact: None,
-        screen: us.map(|us| json!({ "us": us })),
+        artefact: screened.map(|screened| screened.artefact.id.as_str()),
+        screen: screened.map(|screened| json!({ "us": screened.us, "checked": screened.checked })),
         verdict: Some(serde_json::to_value(verdict)?),
     })?)
 }

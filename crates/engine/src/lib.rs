@@ -25,7 +25,7 @@ pub use bench::{BenchReport, bench};
 pub use brief::{Brief, brief};
 pub use certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
 pub use doctor::{Check, DoctorReport, doctor};
-pub use error::EngineError;
+pub use error::{EngineError, full_message};
 pub use event::{EVENT_SCHEMA, Event, Observer, Silent};
 pub use interrupt::interrupt;
 pub use judge_file::{JudgeReport, judge_file};

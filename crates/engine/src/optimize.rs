@@ -144,7 +144,7 @@ impl Work<'_> {
         let capture = oracle.capture(self.tools)?;
         let capture_s = self.start.elapsed().as_secs_f64();
         let ranked = rank(&mut oracle, self.tools, &capture)?;
-        self.record(store, &ranked)?;
+        let resumable = self.record(store, &ranked)?;
 
         let mut recorder = Recorder { store, run: self.name, next: observer };
         recorder.observe(&Event::ModelLoaded {
@@ -162,6 +162,7 @@ impl Work<'_> {
             scratch: self.scratch,
             start: self.start,
             budget: self.options.budget(),
+            resumable,
         };
         let harvest = field.harvest(&mut oracle, &ranked.tasks, &mut recorder)?;
         stop_if_asked(self.name)?;
@@ -179,13 +180,20 @@ impl Work<'_> {
         Ok(report)
     }
 
-    fn record(&self, store: &mut Store, ranked: &Ranked) -> Result<(), EngineError> {
+    /// Records tasks and facts. Whether what an earlier life of the run found still holds: a verdict
+    /// of another machine, compiler or torch says nothing about this one.
+    fn record(&self, store: &mut Store, ranked: &Ranked) -> Result<bool, EngineError> {
         let body = |task: &Task| Ok((task.region.id.0.clone(), serde_json::to_value(task)?));
         let bodies: Result<Vec<_>, serde_json::Error> = ranked.tasks.iter().map(body).collect();
         store.put_tasks(self.name, &bodies?)?;
-        let (device, versions) = (self.tools.device_report(), self.tools.versions());
-        let facts = json!({ "device": device, "versions": versions, "eager_us": ranked.eager_us, "left": ranked.left });
-        Ok(store.set_facts(self.name, &facts)?)
+        let device = self.tools.device_report();
+        let standing = json!({
+            "device": device.name, "cores": device.cores, "threads": device.threads, "versions": self.tools.versions(),
+        });
+        let before = store.run(self.name)?.facts;
+        let facts = json!({ "standing": standing, "device": device, "eager_us": ranked.eager_us, "left": ranked.left });
+        store.set_facts(self.name, &facts)?;
+        Ok(before.is_none_or(|facts| facts.get("standing") == Some(&standing)))
     }
 
     fn gate(

@@ -44,6 +44,8 @@ pub(crate) struct Winner {
     pub(crate) plan: Plan,
     /// What the builder made.
     pub(crate) artefact: Artefact,
+    /// Threads that the plan was made for.
+    pub(crate) threads: usize,
 }
 
 /// `manifest.json`.
@@ -86,40 +88,90 @@ pub struct ManifestRegion {
 pub struct Guards {
     /// Processor features of the tuned machine that change code generation.
     pub cpu_features: Vec<String>,
+    /// Most threads that the plan was made for.
+    pub threads: usize,
     /// Least alignment of every tensor in bytes, 1 for none.
     pub alignment: u64,
 }
 
 /// Features by which compilers choose instructions; a machine that lacks one can't run the artefact.
 const CODE_FEATURES: &[&str] = &[
-    "sse4_1",
-    "sse4_2",
+    // x86-64
+    "abm",
+    "adx",
+    "aes",
+    "amx_bf16",
+    "amx_fp16",
+    "amx_int8",
+    "amx_tile",
     "avx",
     "avx2",
-    "fma",
-    "f16c",
-    "bmi1",
-    "bmi2",
-    "avx512f",
-    "avx512dq",
-    "avx512bw",
-    "avx512vl",
-    "avx512cd",
+    "avx512_4fmaps",
+    "avx512_4vnniw",
     "avx512_bf16",
+    "avx512_bitalg",
     "avx512_fp16",
-    "avx512vbmi",
     "avx512_vbmi2",
     "avx512_vnni",
-    "avx512ifma",
-    "avx512_bitalg",
+    "avx512_vp2intersect",
     "avx512_vpopcntdq",
+    "avx512bw",
+    "avx512cd",
+    "avx512dq",
+    "avx512er",
+    "avx512f",
+    "avx512ifma",
+    "avx512pf",
+    "avx512vbmi",
+    "avx512vl",
+    "avx_ifma",
+    "avx_ne_convert",
+    "avx_vnni",
+    "avx_vnni_int8",
+    "bmi1",
+    "bmi2",
+    "f16c",
+    "fma",
+    "fma4",
     "gfni",
+    "movbe",
+    "pclmulqdq",
+    "popcnt",
+    "rdseed",
+    "sha_ni",
+    "sse4_1",
+    "sse4_2",
+    "sse4a",
+    "ssse3",
+    "tbm",
     "vaes",
     "vpclmulqdq",
+    "xop",
+    // aarch64
     "asimd",
+    "asimddp",
+    "asimdfhm",
     "asimdhp",
-    "sve",
+    "asimdrdm",
+    "atomics",
     "bf16",
+    "crc32",
+    "dcpop",
+    "fcma",
+    "flagm",
+    "flagm2",
+    "fphp",
+    "frint",
+    "i8mm",
+    "ilrcpc",
+    "jscvt",
+    "lrcpc",
+    "rcpc",
+    "sb",
+    "sve",
+    "sve2",
+    "svebf16",
+    "svei8mm",
 ];
 
 /// A folder beside `dir` in which a package can be made.
@@ -182,6 +234,7 @@ pub(crate) fn assemble(
                     .filter(|name| CODE_FEATURES.contains(&name.as_str()))
                     .cloned()
                     .collect(),
+                threads: winner.threads,
                 alignment: 1,
             },
         });

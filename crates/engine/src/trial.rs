@@ -1,6 +1,6 @@
 //! One region before the judge: its inputs and truth from the oracle, its baselines, its verdict.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use autokernel_core::kernel_file::{KernelFile, Params};
@@ -8,14 +8,12 @@ use autokernel_core::plan::plan;
 use autokernel_core::region::Region;
 use autokernel_core::stats::Schedule;
 use autokernel_core::task::{CopyRate, Task};
-use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_judge::{
-    Contest, Contestant, Decided, Evidence, Facts, Judge, JudgedTask, Protocol, RawSet, Staging, compare,
-    decide,
+    Checked, Contest, Contestant, Decided, Evidence, Facts, Judge, JudgeError, JudgedTask, Protocol, RawSet,
+    Screened, Staging, compare, decide,
 };
-use autokernel_worker::admission::admit;
 use autokernel_worker::runner::RunnerConfig;
-use autokernel_worker::toolchain::{BuildError, BuildLimits};
+use autokernel_worker::toolchain::BuildLimits;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -24,6 +22,10 @@ use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::package::{Winner, assemble};
 use crate::session::{Oracle, Tools};
+
+/// The folder of a task's inputs, the only one of the task that a child with a candidate may read.
+/// The bridge writes truth and baseline outputs beside it.
+const INPUTS: &str = "inputs";
 
 /// Most input sets of a task.
 const SETS: usize = 10;
@@ -88,7 +90,8 @@ pub(crate) fn stage(
         );
         observer.observe(&Event::Note { what });
     }
-    let floor = floor_us(task.region.bytes(), &tools.device.copy);
+    let written = task.region.output_metas().iter().map(|meta| meta.bytes()).sum();
+    let floor = floor_us(written, &tools.device.copy);
     let (region, contract) = (task.region.clone(), task.contract.clone());
     let judged = JudgedTask::stage(region, contract, reply.sets, task.eager_us, Some(floor))?;
     for unfit in judged.truth.unfit() {
@@ -96,14 +99,16 @@ pub(crate) fn stage(
             format!("region {}: inputs `{}` are not used: {}", task.region.id, unfit.family, unfit.reason);
         observer.observe(&Event::Note { what });
     }
-    Ok(judged)
+    let outputs = judged.truth.weak_outputs();
+    if outputs.is_empty() { Ok(judged) } else { Err(JudgeError::Weak { outputs }.into()) }
 }
 
-/// Below this no kernel for the region can be honest: every byte at five times the best rate that
-/// this machine showed at any footprint. Coarse on purpose; copy rates of single passes vary.
-fn floor_us(bytes: u64, rates: &[CopyRate]) -> f64 {
+/// Below this no kernel for the region can be honest: every byte of the outputs at five times the best
+/// rate that this machine showed at any footprint. Coarse on purpose: copy rates of single passes vary,
+/// and of an input a region may read only a part.
+fn floor_us(written: u64, rates: &[CopyRate]) -> f64 {
     let best = rates.iter().map(|rate| rate.bytes_per_us).fold(0.0, f64::max);
-    if best > 0.0 { bytes as f64 / (best * 5.0) } else { 0.0 }
+    if best > 0.0 { written as f64 / (best * 5.0) } else { 0.0 }
 }
 
 fn random_seed() -> Result<u64, EngineError> {
@@ -123,27 +128,35 @@ impl Baselines {
         Self { eager: None, inductor: None }
     }
 
-    /// Prepares both for a region. One that can't be prepared is told and left out.
+    /// Prepares both for a region; says which can't be had, since without it a verdict would rest on
+    /// less than PyTorch offers.
     pub(crate) fn prepare(
         &mut self,
         tools: &Tools,
         task: &Task,
         scratch: &Path,
         observer: &mut dyn Observer,
-    ) {
+    ) -> Vec<&'static str> {
+        let mut missing = vec![];
         for (how, slot) in [("eager", &mut self.eager), ("inductor", &mut self.inductor)] {
             let subject = Subject::Baseline { region: &task.region, how };
-            let ready = match slot.as_ref().filter(|zygote| zygote.alive()) {
-                Some(zygote) => zygote.prepare(tools, &subject),
-                None => prepare(tools, &subject, scratch).map(|prepared| *slot = Some(prepared.zygote)),
+            let again =
+                slot.take().filter(|zygote| zygote.alive() && zygote.prepare(tools, &subject).is_ok());
+            // A zygote that fails at its next subject may be worn out: a fresh one decides.
+            let ready = match again {
+                Some(zygote) => Ok(zygote),
+                None => prepare(tools, &subject, scratch).map(|prepared| prepared.zygote),
             };
-            if let Err(error) = ready {
-                observer.observe(&Event::Note {
-                    what: format!("region {}: no baseline `{how}`: {error}", task.region.id),
-                });
-                *slot = None;
+            match ready {
+                Ok(zygote) => *slot = Some(zygote),
+                Err(error) => {
+                    missing.push(how);
+                    let what = format!("region {}: no baseline `{how}`: {error}", task.region.id);
+                    observer.observe(&Event::Note { what });
+                }
             }
         }
+        missing
     }
 
     fn contestants(&self) -> Vec<Contestant> {
@@ -152,42 +165,38 @@ impl Baselines {
     }
 }
 
-/// A verdict with its evidence and, when the kernel may be used, what goes into the package.
+/// A verdict with the evidence that it rests on.
 #[derive(Debug)]
 pub(crate) struct Tried {
     pub(crate) decided: Decided,
     pub(crate) evidence: Evidence,
-    pub(crate) winner: Winner,
 }
 
-/// Builds a candidate again, packages it alone, and compares the packaged operator with the best
-/// baseline.
+/// Packages one kernel alone and compares the packaged operator with the best baseline. The artefact
+/// is the very one that was checked in the runner.
 pub(crate) fn verdict(
     tools: &Tools,
-    judge: &Judge,
     judged: &JudgedTask,
     baselines: &Baselines,
-    file: &KernelFile,
-    params: &Params,
-    scratch: &Path,
-) -> Result<Result<Tried, Verdict>, EngineError> {
-    let winner = match make_winner(judge, &judged.region, file, params)? {
-        Ok(winner) => winner,
-        Err(rejected) => return Ok(Err(rejected)),
-    };
-    let folder = tempfile::Builder::new().prefix("verdict-").tempdir_in(scratch)?;
-    let package = package_path(folder.path());
-    assemble(
-        &package,
-        "ours+eager",
-        &tools.interpreter.torch,
-        &tools.device.features,
-        std::slice::from_ref(&winner),
-        &[],
-    )?;
+    winner: &Winner,
+    checked: &Checked,
+    places: &Places<'_>,
+) -> Result<Tried, EngineError> {
+    let folder = tempfile::Builder::new().prefix("verdict-").tempdir_in(places.scratch)?;
+    // A package's folder must be a name that Python can import.
+    let package = folder.path().join("package");
+    let (torch, features) = (&tools.interpreter.torch, &tools.device.features);
+    assemble(&package, "ours+eager", torch, features, std::slice::from_ref(winner), &[])?;
     let ids = vec![winner.artefact.id.clone()];
-    let (evidence, decided) = compare_packaged(tools, judged, baselines, &package, ids, scratch)?;
-    Ok(Ok(Tried { decided, evidence, winner }))
+    compare_packaged(tools, judged, baselines, &package, ids, Some(checked.clone()), places)
+}
+
+/// The folders of one task.
+pub(crate) struct Places<'a> {
+    /// Inputs, truth and baseline outputs of the task, as [`stage`] was told.
+    pub(crate) task: &'a Path,
+    /// Everything of the command.
+    pub(crate) scratch: &'a Path,
 }
 
 /// Compares the operator of a package with the best baseline, as PyTorch calls it.
@@ -197,50 +206,57 @@ pub(crate) fn compare_packaged(
     baselines: &Baselines,
     package: &Path,
     artefacts: Vec<String>,
-    scratch: &Path,
-) -> Result<(Evidence, Decided), EngineError> {
-    let prepared = prepare(tools, &Subject::Packaged { region: &judged.region, package }, scratch)?;
+    checked: Option<Checked>,
+    places: &Places<'_>,
+) -> Result<Tried, EngineError> {
+    let inputs = places.task.join(INPUTS);
+    let subject = Subject::Packaged { region: &judged.region, package, inputs: &inputs };
+    let prepared = prepare(tools, &subject, places.scratch)?;
     let mut candidate = prepared.zygote.contestant("ours", true);
     let mut opponents = baselines.contestants();
     let contest = Contest { truth: &judged.truth, staging: Staging::Sets, protocol: Protocol::default() };
-    let facts = Facts {
-        subject: judged.region.id.0.clone(),
-        artefacts,
-        environment: environment(tools),
-        checked: None,
-    };
+    let environment = environment(tools);
+    let facts = Facts { subject: judged.region.id.0.clone(), artefacts, environment, checked };
     let evidence = compare(&contest, &mut opponents, &mut candidate, Schedule::report(), facts)?;
     let decided = decide(&evidence)?;
-    Ok((evidence, decided))
+    Ok(Tried { decided, evidence })
 }
 
-/// A package's folder must be a name that Python can import.
-fn package_path(folder: &Path) -> PathBuf {
-    folder.join("package")
+/// What a screened candidate brings into a package.
+pub(crate) fn winner_of(
+    region: &Region,
+    file: &KernelFile,
+    params: &Params,
+    screened: &Screened,
+    threads: usize,
+) -> Winner {
+    Winner {
+        region: region.clone(),
+        file: file.clone(),
+        params: params.clone(),
+        plan: screened.plan.clone(),
+        artefact: screened.artefact.clone(),
+        threads,
+    }
 }
 
-/// Builds and admits a candidate; nothing is run.
-pub(crate) fn make_winner(
+/// Builds the winner of an earlier life of a run again. `None` unless the builder makes the very
+/// bytes that were checked and measured then.
+pub(crate) fn rebuild(
     judge: &Judge,
     region: &Region,
     file: &KernelFile,
     params: &Params,
-) -> Result<Result<Winner, Verdict>, EngineError> {
-    let rejected = |stage, reason| Ok(Err(Verdict::Rejected { stage, reason }));
-    let plan = match plan(file, region, params, &judge.device) {
-        Ok(plan) => plan,
-        Err(error) => return rejected(Stage::Parse, error.to_string()),
-    };
-    let artefact = match judge.toolchain.build(file, params, &judge.build) {
-        Ok(artefact) => artefact,
-        Err(error @ (BuildError::Compiler { .. } | BuildError::Timeout { .. })) => {
-            return rejected(Stage::Build, error.to_string());
-        }
-        Err(error) => return Err(autokernel_judge::JudgeError::Builder(error).into()),
-    };
-    let entries: Vec<&str> = plan.launches.iter().map(|launch| launch.entry.as_str()).collect();
-    if let Err(error) = admit(&artefact.bytes, &entries) {
-        return rejected(Stage::Admission, error.to_string());
-    }
-    Ok(Ok(Winner { region: region.clone(), file: file.clone(), params: params.clone(), plan, artefact }))
+    id: &str,
+) -> Option<Winner> {
+    let plan = plan(file, region, params, &judge.device).ok()?;
+    let artefact = judge.toolchain.build(file, params, &judge.build).ok().filter(|built| built.id == id)?;
+    Some(Winner {
+        region: region.clone(),
+        file: file.clone(),
+        params: params.clone(),
+        plan,
+        artefact,
+        threads: judge.runner.threads,
+    })
 }

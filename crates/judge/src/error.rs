@@ -39,6 +39,26 @@ pub enum JudgeError {
     Evidence(#[from] EvidenceError),
     #[error("there is no usable baseline")]
     NoBaseline,
+    #[error("outputs {outputs:?} carry too little signal on every family of inputs to tell right from wrong")]
+    Weak { outputs: Vec<usize> },
+}
+
+impl JudgeError {
+    /// Whether it says something of the task at hand only, so that the next task may well be judged.
+    pub const fn concerns_one_task(&self) -> bool {
+        match self {
+            Self::Truth(_)
+            | Self::Inputs { .. }
+            | Self::Layout { .. }
+            | Self::Size { .. }
+            | Self::Contestant { .. }
+            | Self::BadBaseline { .. }
+            | Self::Evidence(_)
+            | Self::NoBaseline
+            | Self::Weak { .. } => true,
+            Self::Memory(_) | Self::Runner(_) | Self::Builder(_) | Self::Lock(_) | Self::Random(_) => false,
+        }
+    }
 }
 
 impl From<getrandom::Error> for JudgeError {

@@ -20,7 +20,7 @@ pub mod source;
 pub mod truth;
 pub mod verdict;
 
-pub use correctness::{Judge, JudgedTask};
+pub use correctness::{Checked, Judge, JudgedTask};
 pub use error::JudgeError;
 pub use evidence::{Decided, Evidence, EvidenceError, Facts, Race, decide};
 pub use round::{Child, Contest, Contestant, Protocol, Staging, Zygote};

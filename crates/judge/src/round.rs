@@ -231,6 +231,10 @@ struct Running {
 
 const STAGE_TIMEOUT: Duration = Duration::from_mins(2);
 
+/// The first call of a child may compile: a graph behind a break, or everything where compiling ahead
+/// would have left threads.
+const FIRST_TIMEOUT: Duration = Duration::from_mins(20);
+
 /// Runs one round. `contestants[i]` is `state.records[i]`.
 pub(crate) fn round(
     contest: &Contest<'_>,
@@ -305,7 +309,8 @@ fn warm_up(child: &mut dyn Child, sets: usize, protocol: &Protocol) -> Result<f6
     let all: Vec<usize> = (0..sets).collect();
     let (mut warm, mut call_us) = (0.0, f64::INFINITY);
     let mut run = |calls: &[usize], warm: &mut f64| -> Result<(), PeerError> {
-        let wall = child.batch(calls, STAGE_TIMEOUT)?.as_secs_f64();
+        let timeout = if call_us.is_finite() { STAGE_TIMEOUT } else { FIRST_TIMEOUT };
+        let wall = child.batch(calls, timeout)?.as_secs_f64();
         call_us = call_us.min(wall * 1e6 / calls.len() as f64);
         *warm += wall * 1e3;
         Ok(())

@@ -85,6 +85,10 @@ const MATHS: [&str; 57] = [
 /// Whether a kernel may import this symbol.
 pub(super) fn allowed(name: &str) -> bool {
     if let Some(rest) = name.strip_prefix("GOMP_") {
+        // `GOMP_parallel_loop_…_start` starts a team and comes back at once: it would outlive its call.
+        if rest.starts_with("parallel_loop_") && rest.ends_with("_start") {
+            return false;
+        }
         return GOMP.contains(&rest) || GOMP_LOOPS.iter().any(|prefix| rest.starts_with(prefix));
     }
     let single = name.strip_suffix('f').unwrap_or(name);
@@ -101,6 +105,9 @@ mod tests {
             ["expf", "exp", "erf", "erff", "memcpy", "GOMP_parallel", "GOMP_loop_nonmonotonic_dynamic_start"]
         {
             assert!(allowed(name), "{name}");
+        }
+        for name in ["GOMP_parallel_loop_dynamic_start", "GOMP_parallel_loop_runtime_start"] {
+            assert!(!allowed(name), "{name} leaves a team behind");
         }
         for name in
             ["printf", "dlopen", "system", "malloc", "GOMP_task", "GOMP_target", "expff", "_ZGVdN8v_expf", ""]
