@@ -2,6 +2,7 @@
 //!
 //! What needs a finished run shares one (`journey::journey`): each `optimize` takes most of a minute.
 //! No test asserts a time or a ratio.
+#![expect(clippy::unwrap_used, reason = "helpers of tests are not known as such")]
 
 mod bad_input;
 mod bridge;
