@@ -13,7 +13,7 @@ const MOST_LINES: usize = 600;
 const EDGES: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("search", &["core"]),
-    ("store", &["core"]),
+    ("store", &[]),
     ("worker", &["core"]),
     ("judge", &["core", "worker"]),
     ("engine", &["core", "search", "store", "worker", "judge"]),
