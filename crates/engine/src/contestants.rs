@@ -52,6 +52,18 @@ impl Subject<'_> {
         body
     }
 
+    /// For a subject with code that nobody trusts, all that its child may read besides Python itself:
+    /// no right answer lies in any of these. `None` for PyTorch's own forms.
+    fn readable(&self) -> Option<Vec<PathBuf>> {
+        match self {
+            Self::Baseline { .. } | Self::Plain { .. } => None,
+            Self::Packaged { package, inputs, .. } => Some(vec![(*package).to_owned(), (*inputs).to_owned()]),
+            Self::Ours { package, model, .. } => {
+                Some([(*package).to_owned()].into_iter().chain(model_folder(model)).collect())
+            }
+        }
+    }
+
     fn fields(&self) -> Value {
         match self {
             Self::Baseline { region, how } => json!({ "kind": "region", "region": region, "how": how }),
@@ -103,16 +115,9 @@ fn prepare_once(
     scratch: &Path,
     ahead: bool,
 ) -> Result<Prepared, EngineError> {
-    let mut peer = match subject {
-        Subject::Baseline { .. } | Subject::Plain { .. } => spawn_trusted(tools, "zygote", scratch)?,
-        Subject::Packaged { package, inputs, .. } => {
-            spawn_confined(tools, vec![(*package).to_owned(), (*inputs).to_owned()], scratch)?
-        }
-        Subject::Ours { package, model, .. } => {
-            let mut read = vec![(*package).to_owned()];
-            read.extend(model_folder(model));
-            spawn_confined(tools, read, scratch)?
-        }
+    let mut peer = match subject.readable() {
+        None => spawn_trusted(tools, "zygote", scratch)?,
+        Some(read) => spawn_confined(tools, read, scratch)?,
     };
     let ready = compile(&mut peer, tools, subject, ahead)?;
     Ok(Prepared { zygote: Shared::new(peer), compile_s: ready.compile_seconds, places: ready.places })
@@ -190,4 +195,34 @@ pub(crate) fn environment(tools: &Tools) -> BTreeMap<String, String> {
         ("compiler".to_owned(), tools.toolchain.version.clone()),
         ("grad_mode".to_owned(), "no_grad".to_owned()),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use autokernel_core::region::{REGION_SCHEMA, RegionId};
+
+    use super::*;
+
+    #[test]
+    fn a_child_with_a_candidate_reads_inputs_and_never_answers() {
+        let region = Region {
+            schema: REGION_SCHEMA.to_owned(),
+            id: RegionId(String::new()),
+            inputs: vec![],
+            nodes: vec![],
+            outputs: vec![],
+        };
+        let (package, task) = (Path::new("/s/verdict-1/package"), Path::new("/s/task-1"));
+        let inputs = task.join("inputs");
+        let packaged = Subject::Packaged { region: &region, package, inputs: &inputs };
+        let read = packaged.readable().unwrap();
+        let answers = task.join("answers/set0-truth0");
+        assert!(read.iter().any(|folder| inputs.join("set0-in0").starts_with(folder)));
+        assert!(!read.iter().any(|folder| answers.starts_with(folder)), "{read:?}");
+
+        let model = ModelSpec { spec: "/home/u/.pyenv/m/model.py:Net".to_owned(), inputs: vec![] };
+        let ours = Subject::Ours { model: &model, seed: 0, form: "ours+eager", package };
+        assert_eq!(ours.readable().unwrap(), [package, Path::new("/home/u/.pyenv/m")]);
+        assert!(Subject::Plain { model: &model, seed: 0, form: "eager" }.readable().is_none());
+    }
 }
