@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use autokernel_engine::{
-    Brief, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, judge_file, optimize,
-    profile, resume,
+    Brief, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, is_running, judge_file,
+    optimize, profile, resume,
 };
 use autokernel_store::{RunStatus, Store};
 use serde::Serialize;
@@ -140,7 +140,8 @@ fn runs(format: Format) -> Result<(), Failure> {
     }
     for run in rows {
         let status = match run.status {
-            RunStatus::Running => "running or killed",
+            RunStatus::Running if is_running(&store, &run.id) => "running",
+            RunStatus::Running => "killed; `autokernel resume` goes on with it",
             RunStatus::Finished => "finished",
             RunStatus::Interrupted => "interrupted",
             RunStatus::Failed => "failed",

@@ -29,7 +29,7 @@ pub use error::{EngineError, full_message};
 pub use event::{EVENT_SCHEMA, Event, Observer, Silent};
 pub use interrupt::interrupt;
 pub use judge_file::{JudgeReport, judge_file};
-pub use optimize::{optimize, resume};
+pub use optimize::{is_running, optimize, resume};
 pub use options::{ModelSpec, OptimizeOptions, parse_budget, parse_input};
 pub use package::{Manifest, PACKAGE_SCHEMA};
 pub use profile::profile;

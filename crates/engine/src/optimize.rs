@@ -101,6 +101,11 @@ fn go(
 /// One process works on a run at a time.
 struct RunLock(#[expect(dead_code, reason = "closing the file releases the lock")] std::fs::File);
 
+/// Whether a process works on this run now.
+pub fn is_running(store: &Store, run: &str) -> bool {
+    matches!(RunLock::take(store, run), Err(EngineError::Busy { .. }))
+}
+
 impl RunLock {
     fn take(store: &Store, run: &str) -> Result<Self, EngineError> {
         let folder = store.root().join("locks");

@@ -26,6 +26,8 @@ pub(crate) use probe::{report_to_stdout, self_test};
 const FIRST_UID: u32 = 60_000;
 /// How many there are.
 const UIDS: u32 = 5_000;
+/// Address space of one process of a builder; a compiler of a kernel takes a tenth.
+const BUILDER_MEMORY: u64 = 4 << 30;
 /// Processes and threads of one child's user.
 const PROCESSES: u64 = 4_096;
 
@@ -124,6 +126,11 @@ fn limit(confinement: &Confinement) -> Result<(), SandboxError> {
             .map_err(|e| SandboxError::new("limit resources", &e))
     };
     set(Resource::Core, 0)?;
+    if confinement.domain == Domain::Builder {
+        // A template bomb or an endless include must end in the compiler's own words, not in the
+        // machine's memory. Python and a runner reserve far more address space than they use.
+        set(Resource::As, BUILDER_MEMORY)?;
+    }
     if let Some(seconds) = confinement.cpu_seconds {
         set(Resource::Cpu, seconds.max(1))?;
     }

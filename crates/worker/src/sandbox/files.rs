@@ -34,6 +34,8 @@ const PYTHON: [&str; 11] = [
     "/proc/sys/vm",
     "/sys/devices/system",
 ];
+/// The device that a compiler needs; an endless one would be an endless include.
+const NOTHING: [&str; 1] = ["/dev/null"];
 /// Devices that hold nothing.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
@@ -66,7 +68,8 @@ impl Files {
             for path in known {
                 files.allow(Path::new(path), read, false)?;
             }
-            for path in DEVICES {
+            let devices = if confinement.domain == Domain::Builder { &NOTHING[..] } else { &DEVICES[..] };
+            for path in devices {
                 files.allow(Path::new(path), AccessFs::ReadFile | AccessFs::WriteFile, false)?;
             }
             for path in &confinement.read {

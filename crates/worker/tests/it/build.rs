@@ -48,6 +48,8 @@ fn files_outside_cannot_be_read() {
         format!("asm(\".incbin \\\"{path}\\\"\");\n"),
         "asm(\".incbin \\\"/etc/hostname\\\"\");\n".to_owned(),
         "asm(\".incbin \\\"/proc/self/environ\\\"\");\n".to_owned(),
+        // Endless, and once the end of all memory.
+        "#include \"/dev/zero\"\n".to_owned(),
     ] {
         let text = refused(&source);
         assert!(
