@@ -34,26 +34,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def steady_allocator() -> None:
     """Puts glibc's allocator where a process that has lived for a while has it.
 
-    For batches of several calls, which keep as many outputs alive and free them at once: by default
-    that memory goes back to the system each time, and touching it anew costs more than most kernels.
-    No user's loop does that. Freeing a large block also raises the size from which blocks come
-    straight from the system, up to 32 MiB, and which contestant has freed one before is chance.
-    With one call a batch a child lives as a user's loop does, and the allocator stays as it is.
-    No effect where the C library has no such switch.
+    By default large outputs are mapped, touched page by page and given back at each call, until a
+    large enough block was freed once; which contestant has done so is chance, and what a page costs
+    depends on the machine's other tenants (0.5 to 5 us were seen). Batches of several calls, which keep
+    as many outputs alive and free them at once, meet it most. With it off, what is measured is the
+    work; a model that wastes memory looks no worse than it is, so speedups err on the low side.
+    Blocks above 32 MiB stay mapped, as they are for users. No effect where the C library has no such
+    switch.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def no_monitor_thread() -> None:
-    """Keeps tqdm, which compiling uses where a user has it, from starting a thread at its first bar."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return
-    tqdm.monitor_interval = 0
 
 
 def threads_alive() -> int:
@@ -224,6 +216,7 @@ def _child(zygote: Zygote, parent: int, fd: int) -> None:
         if os.getppid() != parent:
             os._exit(1)
         zygote.connection.close()
+        steady_allocator()
         torch.set_num_threads(zygote.threads)
         torch.set_grad_enabled(False)
         serve(Connection.from_fd(fd), Child(zygote.subject).handlers())
@@ -241,7 +234,6 @@ class Child:
         self.subject = subject
         self.staged: list[tuple[tuple, dict]] = []
         self.results: list[Any] = []
-        self.steady = False
         self._words: dict[Any, dict[str, Any]] = {}
         # Forked children would share one address layout, and with it its luck; shift each a little.
         self._padding = [torch.empty(4096 * (1 + byte)) for byte in os.urandom(2)]
@@ -268,9 +260,6 @@ class Child:
     def batch(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
         """Runs the calls back to back. With `addresses: false` the reply says only that they are done; see `outputs`."""
         run = self.subject.run
-        if len(body["calls"]) > 1 and not self.steady:
-            self.steady = True
-            steady_allocator()
         calls = [self.staged[index] for index in body["calls"]]
         self.results = results = []
         keep = results.append

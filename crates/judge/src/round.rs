@@ -303,8 +303,7 @@ fn start(
 
 /// Runs a child until it is warm; microseconds of its fastest call.
 ///
-/// One call at a time first: a subject whose single call fills a batch must never see a batch of
-/// several, for which a child changes how its memory is kept (see `steady_allocator` in the bridge).
+/// One call at a time first: a subject whose single call fills a batch needs no batches of several.
 fn warm_up(child: &mut dyn Child, sets: usize, protocol: &Protocol) -> Result<f64, PeerError> {
     let all: Vec<usize> = (0..sets).collect();
     let (mut warm, mut call_us) = (0.0, f64::INFINITY);
