@@ -48,6 +48,15 @@ def steady_allocator() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def no_monitor_thread() -> None:
+    """Keeps tqdm, which compiling uses where a user has it, from starting a thread at its first bar."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return
+    tqdm.monitor_interval = 0
+
+
 def threads_alive() -> int:
     """Threads of this process, Python's and native ones."""
     return len(os.listdir("/proc/self/task"))
