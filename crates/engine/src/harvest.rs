@@ -177,8 +177,10 @@ impl Field<'_> {
         let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch)?;
         open_to_children(folder.path())?;
         let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
-        let found = hunt(ground, task, &judged, observer)?;
+        let mut found = Hunt::default();
+        let searched = hunt(ground, task, &judged, &mut found, observer);
         count(&mut harvest.counts, &found);
+        searched?;
         if found.stopped == "budget" {
             harvest.stopped = "budget";
         }

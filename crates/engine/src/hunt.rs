@@ -66,19 +66,21 @@ struct Known {
     outcome: Outcome,
 }
 
-/// Searches one region until the search agent has nothing more to ask or the time is over.
+/// Searches one region until the search agent has nothing more to ask or the time is over. What was
+/// done is in `hunt` also when it ends with an error: candidates that are in the store are counted.
 pub(crate) fn hunt(
     ground: &Ground<'_>,
     task: &Task,
     judged: &JudgedTask,
+    hunt: &mut Hunt,
     observer: &mut dyn Observer,
-) -> Result<Hunt, EngineError> {
-    let mut hunt = Hunt { stopped: "plateau", ..Hunt::default() };
+) -> Result<(), EngineError> {
+    hunt.stopped = "plateau";
     let files = match propose(&task.region, &ground.judge.device) {
         Ok(files) => files,
         Err(unsupported) => {
             hunt.unsupported = Some(unsupported.to_string());
-            return Ok(hunt);
+            return Ok(());
         }
     };
     let known = known(ground, task)?;
@@ -94,7 +96,7 @@ pub(crate) fn hunt(
             hunt.stopped = "budget";
             break;
         } else {
-            try_one(ground, task, judged, &file, &trial.params, &mut hunt, observer)?
+            try_one(ground, task, judged, &file, &trial.params, hunt, observer)?
         };
         if let Outcome::Time(us) = outcome {
             hunt.finalists.push(Finalist { file, params: trial.params.clone(), us, candidate, checked });
@@ -102,7 +104,7 @@ pub(crate) fn hunt(
         search.report(trial, outcome);
     }
     hunt.finalists.sort_by(|a, b| a.us.total_cmp(&b.us));
-    Ok(hunt)
+    Ok(())
 }
 
 fn try_one(

@@ -93,5 +93,6 @@ fn a_killed_run_goes_on() {
     let distinct: BTreeSet<_> = all.iter().map(|c| (c.source.0.clone(), c.params.to_string())).collect();
     assert_eq!(distinct.len(), all.len(), "nothing is built twice: {all:?}");
     let built = report["candidates"]["built"].as_u64().unwrap() as usize;
-    assert_eq!(built, all.len() - kept.len(), "{}", outcome.told());
+    let new = all.len() - kept.len();
+    assert_eq!(built, new, "{kept:?}\n{all:?}\n{}", outcome.told());
 }
