@@ -89,42 +89,75 @@ pub(crate) fn hunt(
         stop_if_asked(ground.run)?;
         let Some(file) = search.files().get(trial.file).cloned() else { break };
         let key = (blake3::hash(file.source.as_bytes()).to_hex().to_string(), trial.params.clone());
-        let (outcome, candidate, checked) = if let Some(known) = known.get(&key) {
-            (known.outcome, known.candidate, None)
+        let outcome = if let Some(known) = known.get(&key) {
+            hunt.recall(known, &file, &trial.params)
         } else if Instant::now() >= ground.deadline && hunt.built > 0 {
             // One is always tried: staging, which a busy machine makes long, must not eat all of it.
             hunt.stopped = "budget";
             break;
         } else {
-            try_one(ground, task, judged, &file, &trial.params, hunt, observer)?
+            let screened = ground.judge.screen(judged, &file, &trial.params)?;
+            match hunt.finalists.iter().position(|f| f.params == trial.params && f.file == file) {
+                Some(at) => again(ground, task, at, screened, hunt, observer)?,
+                None => first(ground, task, (file, trial.params.clone()), screened, hunt, observer)?,
+            }
         };
-        if let Outcome::Time(us) = outcome {
-            hunt.finalists.push(Finalist { file, params: trial.params.clone(), us, candidate, checked });
-        }
         search.report(trial, outcome);
     }
     hunt.finalists.sort_by(|a, b| a.us.total_cmp(&b.us));
     Ok(())
 }
 
-fn try_one(
+impl Hunt {
+    /// Takes over what an earlier life of the run found.
+    fn recall(&mut self, known: &Known, file: &KernelFile, params: &Params) -> Outcome {
+        let listed = self.finalists.iter().any(|f| f.candidate == known.candidate);
+        if let Outcome::Time(us) = known.outcome
+            && !listed
+        {
+            let (file, params) = (file.clone(), params.clone());
+            self.finalists.push(Finalist { file, params, us, candidate: known.candidate, checked: None });
+        }
+        known.outcome
+    }
+
+    fn reject(&mut self, region: &str, verdict: Verdict, observer: &mut dyn Observer) {
+        if let Verdict::Rejected { stage, reason } = verdict {
+            *self.rejected.entry(stage.name().to_owned()).or_default() += 1;
+            let (region, stage) = (region.to_owned(), stage.name().to_owned());
+            observer.observe(&Event::Rejected { region, stage, reason });
+        }
+    }
+
+    fn announce(&self, region: &str, params: &Params, us: f64, observer: &mut dyn Observer) {
+        let best_us = self.finalists.iter().map(|f| f.us).fold(us, f64::min);
+        let (region, params) = (region.to_owned(), describe(params));
+        observer.observe(&Event::Screened { region, params, us, best_us });
+    }
+}
+
+/// What the store keeps of a screen.
+fn screen_row(ranked: &Screened) -> Value {
+    json!({ "us": ranked.us, "spread": ranked.spread, "samples": ranked.samples, "checked": ranked.checked })
+}
+
+/// A candidate that was not seen before: it gets a row, whatever came of it.
+fn first(
     ground: &Ground<'_>,
     task: &Task,
-    judged: &JudgedTask,
-    file: &KernelFile,
-    params: &Params,
+    (file, params): (KernelFile, Params),
+    screened: ScreenOutcome,
     hunt: &mut Hunt,
     observer: &mut dyn Observer,
-) -> Result<(Outcome, CandidateId, Option<Box<Screened>>), EngineError> {
+) -> Result<Outcome, EngineError> {
     let region = task.region.id.0.as_str();
-    let screened = ground.judge.screen(judged, file, params)?;
     hunt.built += 1;
     let mut new = NewCandidate {
         run: ground.run,
         region,
         agent: SEARCH_AGENT,
         source: &file.source,
-        params: serde_json::to_value(params)?,
+        params: serde_json::to_value(&params)?,
         artefact: None,
         screen: None,
         verdict: None,
@@ -133,31 +166,50 @@ fn try_one(
         ScreenOutcome::Ranked(ranked) => {
             hunt.screened += 1;
             new.artefact = Some(&ranked.artefact.id);
-            new.screen = Some(
-                json!({ "us": ranked.us, "spread": ranked.spread, "samples": ranked.samples, "checked": ranked.checked }),
-            );
+            new.screen = Some(screen_row(&ranked));
             let candidate = ground.store.record_candidate(&new)?;
-            let best_us = hunt.finalists.iter().map(|f| f.us).fold(ranked.us, f64::min);
-            observer.observe(&Event::Screened {
-                region: region.to_owned(),
-                params: describe(params),
-                us: ranked.us,
-                best_us,
-            });
-            Ok((Outcome::Time(ranked.us), candidate, Some(ranked)))
+            hunt.announce(region, &params, ranked.us, observer);
+            let us = ranked.us;
+            hunt.finalists.push(Finalist { file, params, us, candidate, checked: Some(ranked) });
+            Ok(Outcome::Time(us))
         }
         ScreenOutcome::Rejected(verdict) => {
             new.verdict = Some(serde_json::to_value(&verdict)?);
-            let candidate = ground.store.record_candidate(&new)?;
-            if let Verdict::Rejected { stage, reason } = verdict {
-                *hunt.rejected.entry(stage.name().to_owned()).or_default() += 1;
-                observer.observe(&Event::Rejected {
-                    region: region.to_owned(),
-                    stage: stage.name().to_owned(),
-                    reason,
-                });
+            ground.store.record_candidate(&new)?;
+            hunt.reject(region, verdict, observer);
+            Ok(Outcome::Failed)
+        }
+    }
+}
+
+/// A finalist that is screened once more, because a screen is noisy: it keeps its row and its better
+/// time. One that fails this time is no finalist any more.
+fn again(
+    ground: &Ground<'_>,
+    task: &Task,
+    at: usize,
+    screened: ScreenOutcome,
+    hunt: &mut Hunt,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, EngineError> {
+    let region = task.region.id.0.as_str();
+    match screened {
+        ScreenOutcome::Ranked(ranked) => {
+            hunt.announce(region, &hunt.finalists[at].params, ranked.us, observer);
+            let (us, finalist) = (ranked.us, &mut hunt.finalists[at]);
+            if us < finalist.us {
+                ground.store.record_screen(finalist.candidate, &screen_row(&ranked))?;
+                finalist.us = us;
+                finalist.checked = Some(ranked);
             }
-            Ok((Outcome::Failed, candidate, None))
+            Ok(Outcome::Time(us))
+        }
+        ScreenOutcome::Rejected(verdict) => {
+            let finalist = hunt.finalists.remove(at);
+            ground.store.record_rejection(finalist.candidate, &serde_json::to_value(&verdict)?)?;
+            hunt.screened -= 1;
+            hunt.reject(region, verdict, observer);
+            Ok(Outcome::Failed)
         }
     }
 }

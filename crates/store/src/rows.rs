@@ -265,6 +265,20 @@ impl Store {
         Ok(CandidateId(self.connection.last_insert_rowid()))
     }
 
+    /// Records a later screen of a candidate in place of the one before.
+    pub fn record_screen(&self, id: CandidateId, screen: &Value) -> Result<(), StoreError> {
+        self.connection
+            .execute("UPDATE candidates SET screen = ?2 WHERE id = ?1", params![id.0, screen.to_string()])?;
+        Ok(())
+    }
+
+    /// Records that the judge turned a candidate away before it came to be compared.
+    pub fn record_rejection(&self, id: CandidateId, verdict: &Value) -> Result<(), StoreError> {
+        self.connection
+            .execute("UPDATE candidates SET verdict = ?2 WHERE id = ?1", params![id.0, verdict.to_string()])?;
+        Ok(())
+    }
+
     /// Records the verdict on a candidate with the evidence from which it can be decided again.
     pub fn record_verdict(
         &self,
