@@ -18,8 +18,11 @@ use crate::child;
 mod files;
 pub(crate) mod filter;
 mod probe;
+mod wall;
 
 pub use probe::{SandboxReport, probe};
+pub use wall::Wall;
+pub(crate) use wall::{INSTALL, python_child};
 pub(crate) use probe::{report_to_stdout, self_test};
 
 /// First of the users that children of root become; nobody's on common systems.
