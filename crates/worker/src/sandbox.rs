@@ -21,9 +21,9 @@ mod probe;
 mod wall;
 
 pub use probe::{SandboxReport, probe};
+pub(crate) use probe::{report_to_stdout, self_test};
 pub use wall::Wall;
 pub(crate) use wall::{INSTALL, python_child};
-pub(crate) use probe::{report_to_stdout, self_test};
 
 /// First of the users that children of root become; nobody's on common systems.
 const FIRST_UID: u32 = 60_000;

@@ -132,9 +132,11 @@ fn package(interpreter: &Interpreter, folder: &Path, source: &str) -> Value {
     let script = "import json, sys; sys.path[:0] = sys.argv[1:3]; import handmade as hm; from pathlib import Path; \
                   hm.make_package(Path(sys.argv[3]), 'ours+eager', [(hm.rms_region(), hm.rms_plan())]); print(json.dumps(hm.rms_region()))";
     let made = folder.join("package");
-    let text = run(Command::new(&interpreter.path)
-        .args(["-B", "-c", script])
-        .args([&root, &root.join("tests"), &made]));
+    let text = run(Command::new(&interpreter.path).args(["-B", "-c", script]).args([
+        &root,
+        &root.join("tests"),
+        &made,
+    ]));
     let region: Value = serde_json::from_str(text.trim()).unwrap();
     let file = folder.join("kernel.cpp");
     std::fs::write(&file, source).unwrap();
@@ -215,5 +217,8 @@ fn raw_system_calls_get_nowhere_in_a_forked_child() {
     // One instruction that allows everything: the child finds that it can still do what it must not.
     let open = json!({"program": "060000000000ff7f", "install": 317, "executable": false});
     let refused = child.request("confine", open, LIMIT);
-    assert!(matches!(&refused, Err(PeerError::Remote { message, .. }) if message.contains("start a process")), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(PeerError::Remote { message, .. }) if message.contains("start a process")),
+        "{refused:?}"
+    );
 }

@@ -167,7 +167,14 @@ impl Peer {
     /// Takes over a started child and our end of its socket.
     pub(super) fn new(process: Process, socket: OwnedFd, output: Arc<Output>) -> Result<Self, PeerError> {
         rustix::io::ioctl_fionbio(&socket, true).map_err(|e| io_error("socket")(e.into()))?;
-        Ok(Self { process, socket, buffer: Vec::new(), output, frozen: AtomicBool::new(false), walls: Walls::default() })
+        Ok(Self {
+            process,
+            socket,
+            buffer: Vec::new(),
+            output,
+            frozen: AtomicBool::new(false),
+            walls: Walls::default(),
+        })
     }
 
     /// Sends `op` with the fields of `body` (an object) and waits for the reply.
@@ -224,7 +231,8 @@ impl Peer {
             let _ = write!(text, "{byte:02x}");
             text
         });
-        let body = serde_json::json!({ "program": hex, "install": INSTALL, "executable": wall == Wall::Model });
+        let body =
+            serde_json::json!({ "program": hex, "install": INSTALL, "executable": wall == Wall::Model });
         self.request("confine", body, timeout)?;
         let after = filters(self.pid());
         let stands = match (before.as_slice(), after.as_slice()) {
