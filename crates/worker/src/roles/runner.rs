@@ -112,7 +112,7 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
                 drop(artefact);
                 let threads = u32::try_from(threads).unwrap_or(u32::MAX);
                 // The pool at its full size and a heap that need not grow: afterwards nothing is mapped.
-                team.restore_control(threads);
+                team.restore_control(threads.max(2));
                 grow_heap().map_err(|e| (Failure::Load, e))?;
                 sandbox::filter::runner_running()
                     .and_then(|filter| filter.apply_to_all_threads())
@@ -134,8 +134,13 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
             (Request::Go, Some((kernel, threads))) => {
                 let before = cpu_time();
                 kernel.run();
-                let live = team.live_threads();
+                let live = team.settled_threads(*threads);
                 let control_ok = team.restore_control(*threads);
+                if live < idle_threads(*threads) {
+                    // The kernel's last team was smaller, so that the check has just started threads
+                    // while those that the kernel let go may still be on their way out.
+                    team.settled_threads(*threads);
+                }
                 Reply::Done { cpu_ns: cpu_time() - before, control_ok, threads: live }
             }
             _ => return Err((Failure::Call, "a request out of order".to_owned())),
@@ -158,6 +163,11 @@ fn limit_memory(arenas: u64, threads: usize) -> Result<(), String> {
         arenas.saturating_add(ADDRESS_SPACE).saturating_add(THREAD_SPACE.saturating_mul(threads as u64));
     rustix::process::setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: Some(bytes) })
         .map_err(|e| format!("cannot limit memory: {e}"))
+}
+
+/// Threads of a runner that is at rest: the self-test has used two at least, and idle ones stay.
+fn idle_threads(threads: u32) -> usize {
+    threads.max(2) as usize
 }
 
 /// Nanoseconds of processor time of all threads so far.
@@ -215,6 +225,20 @@ impl Team {
             return Err("no OpenMP thread came to the self-test".to_owned());
         }
         Ok(())
+    }
+
+    /// The same once threads that libgomp let go have ended, which takes a moment; those that stay
+    /// longer are counted.
+    fn settled_threads(&self, threads: u32) -> usize {
+        let started = clock_gettime(ClockId::Monotonic).tv_sec;
+        loop {
+            let live = self.live_threads();
+            // Counted in whole seconds: a patience of one to two.
+            if live <= idle_threads(threads) || clock_gettime(ClockId::Monotonic).tv_sec > started + 1 {
+                return live;
+            }
+            rustix::thread::sched_yield();
+        }
     }
 
     /// How many threads there are; 0 if the kernel does not say.

@@ -275,6 +275,15 @@ fn more_threads_than_configured_are_counted() {
     let desk = Desk::new(1);
     let body = "#pragma omp parallel for num_threads(6)\nfor (int64_t i = 0; i < n; i++) out[i] = in[i];";
     assert!(!desk.batch(body).unwrap().threads_ok);
+    // Far more of them need memory for their stacks, which is a system call.
+    let crowd = desk.batch(&body.replace('6', "60"));
+    assert!(matches!(crowd, Err(RunnerError::Crashed { signal: 31 })), "{crowd:?}");
+    let one = RunnerConfig { threads: 1, ..config() };
+    for (body, fine) in [("out[0] = in[0];", true), (body, false)] {
+        let mut runner = Runner::spawn(&one).unwrap();
+        runner.load(&build_body(body), &plan(N as i64), &desk.inputs, &desk.outputs).unwrap();
+        assert_eq!(runner.batch(&desk.calls, TIMEOUT).unwrap().threads_ok, fine, "{body}");
+    }
 }
 
 #[test]
