@@ -207,6 +207,14 @@ class Kernel:
             warnings.warn(f"autokernel: region {self.id} was built for other sizes, strides, types or alignment than those of ({found}); the original operators run", stacklevel=3)
         return self.original(*inputs)
 
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The Python functions that call the machine code."""
+        return self.call, self._implementation
+
+    def plain(self, *inputs: torch.Tensor) -> Any:
+        """The region's own operators with results that share no memory with the inputs, as an operator's must."""
+        return _detached(self.original(*inputs), inputs)
+
     def _operator_mismatch(self, *inputs: torch.Tensor) -> Any:
         return _detached(self._mismatch(*inputs), inputs)
 

@@ -22,8 +22,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import torch
 from torch import fx
 
-from . import backend, model, region as regions, tensors
-from .kernels import Unsuitable
+from . import backend, confine, model, region as regions, tensors
+from .kernels import Kernel, Unsuitable
 from .package import open_package
 from .wire import Connection, RequestError, Stop, serve
 
@@ -108,8 +108,13 @@ def _same_signature(region: dict[str, Any], gm: fx.GraphModule) -> bool:
 class Subject:
     """What is measured: a callable, and where its arguments come from."""
 
-    def __init__(self, run: Callable[..., Any], draw: Callable[[int], Any] | None = None, report: Callable[[], Any] | None = None):
+    def __init__(
+        self, run: Callable[..., Any], draw: Callable[[int], Any] | None = None, report: Callable[[], Any] | None = None,
+        kernels: list[Kernel] | None = None,
+    ):
         self.run, self.draw, self.report = run, draw, report
+        #: The kernels in it that nobody trusts; `None` where there are none.
+        self.kernels = kernels
 
 
 def _region_subject(subject: dict[str, Any]) -> Subject:
@@ -120,7 +125,8 @@ def _region_subject(subject: dict[str, Any]) -> Subject:
         return Subject(compile_region(region))
     if how == "package":
         try:
-            return Subject(open_package(subject["package"]).kernel(region["id"]).call)
+            kernel = open_package(subject["package"]).kernel(region["id"])
+            return Subject(kernel.call, kernels=[kernel])
         except Unsuitable as error:
             raise RequestError("unsuitable", str(error)) from None
     raise RequestError("protocol", f"a region can't be run as {how!r}")
@@ -130,13 +136,15 @@ def _model_subject(subject: dict[str, Any], threads: int) -> Subject:
     loaded = model.load(subject["model"], subject.get("inputs") or (), subject.get("seed", 0))
     # Copied while there is one thread: copying a large tensor under more would start their pool here.
     args, kwargs = loaded.fresh_inputs()
-    form = subject["form"]
+    form, kernels = subject["form"], None
     if form == "eager":
         return Subject(loaded.module, loaded.draw)
     if form == "compile":
         compiled = backend.compile_model(loaded.module, backend.stock_inductor())
     elif form in ("ours+eager", "ours+inductor"):
-        compiled = open_package(subject["package"]).load(loaded.module, form=form)
+        package = open_package(subject["package"])
+        compiled = package.load(loaded.module, form=form)
+        kernels = package.kernels[0]
     else:
         raise RequestError("protocol", f"a model can't be run as {form!r}")
     # Dynamo guards on the thread count: compiling under another one would mean compiling again in
@@ -144,7 +152,7 @@ def _model_subject(subject: dict[str, Any], threads: int) -> Subject:
     torch.set_num_threads(threads)
     if compiled is not loaded.module and subject.get("ahead", True):
         backend.compile_ahead(compiled, args, kwargs)
-    return Subject(compiled, loaded.draw, getattr(compiled, "autokernel_report", None))
+    return Subject(compiled, loaded.draw, getattr(compiled, "autokernel_report", None), kernels)
 
 
 class Zygote:
@@ -228,7 +236,7 @@ def _child(zygote: Zygote, parent: int, fd: int) -> None:
         steady_allocator()
         torch.set_num_threads(zygote.threads)
         torch.set_grad_enabled(False)
-        serve(Connection.from_fd(fd), Child(zygote.subject).handlers())
+        serve(Connection.from_fd(fd), confine.gate(zygote.subject, Child(zygote.subject).handlers()))
         status = 0
     except BaseException:  # noqa: BLE001: nothing may climb into the zygote's own loop
         traceback.print_exc()

@@ -19,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import handmade as hm
 from autokernel import tensors
+from wall import wall
 
 BRIDGE = Path(__file__).parents[1]
 
@@ -28,6 +29,20 @@ from handmade import Model as _Model, ROWS, WIDTH
 
 class Model(_Model):
     pass
+
+def get_inputs():
+    return [torch.randn(ROWS, WIDTH)]
+'''
+
+BREAKS = '''
+import torch
+from handmade import Model as _Model, ROWS, WIDTH
+
+class Model(_Model):
+    def forward(self, x):
+        y = super().forward(x)
+        torch._dynamo.graph_break()
+        return super().forward(y) + torch.sin(y)
 
 def get_inputs():
     return [torch.randn(ROWS, WIDTH)]
@@ -121,6 +136,10 @@ class Zygote(unittest.TestCase):
             child, pid = self.child(zygote)
             self.stage_region(child, sets)
             self.assertEqual(os.getpgid(pid), pid)
+            if how == "package":
+                with self.assertRaisesRegex(RuntimeError, "not_confined"):
+                    child.request("batch", calls=[0])
+                child.request("confine", **wall())
             calls = [1, 0, 1]
             replies = child.request("batch", calls=calls)["outputs"]
             os.killpg(pid, signal.SIGSTOP)
@@ -155,18 +174,20 @@ class Zygote(unittest.TestCase):
         region = hm.make_region(hm.sum_and_gate, [torch.randn(512, 512), torch.randn(512, 512)])
         self.region("inductor", region, None, hm.sum_and_gate, openmp=True)
 
-    def model(self, form: str) -> None:
+    def model(self, form: str, text: str = MODEL) -> None:
         package = hm.make_package(self.folder / "p", "ours+eager")
-        (self.folder / "model_file.py").write_text(MODEL)
+        (self.folder / "model_file.py").write_text(text)
         spec = str(self.folder / "model_file.py")
         zygote = self.one()
         subject = {"kind": "model", "model": spec, "form": form, "package": str(package), "seed": 3}
         ready = zygote.request("prepare", subject=subject, threads=2)
         self.assertEqual(ready["threads_alive"], 1)
-        if form.startswith("ours"):
+        if form.startswith("ours") and text is MODEL:
             self.assertEqual((ready["matched"], sum(ready["places"].values())), (2, 3))
         child, pid = self.child(zygote)
         self.assertEqual(child.request("stage", draws=[3, 4]), {"staged": 2})
+        if form.startswith("ours"):
+            child.request("confine", **wall())
         started = time.perf_counter()
         replies = child.request("batch", calls=[0, 1])["outputs"]
         self.assertLess(time.perf_counter() - started, 2, "the child compiled again")
@@ -191,6 +212,27 @@ class Zygote(unittest.TestCase):
 
     def test_model_ours_inductor(self):
         self.model("ours+inductor")
+
+    def test_models_with_breaks_are_compiled_before_the_wall(self):
+        # What comes after the break can be compiled only once the first part has run, and behind the wall
+        # there is no compiler.
+        for form in ("ours+eager", "ours+inductor"):
+            with self.subTest(form):
+                self.folder = Path(tempfile.mkdtemp(dir=self.folder))
+                self.model(form, BREAKS)
+
+    def test_a_wall_with_a_gap_is_refused(self):
+        package = hm.make_package(self.folder / "p", "ours+eager")
+        zygote = self.one()
+        subject = {"kind": "region", "region": hm.rms_region(), "how": "package", "package": str(package)}
+        zygote.request("prepare", subject=subject, threads=2)
+        for gap, found in [("setpgid", "leave its group"), ("memfd_create", "make a memory file"), ("kill", "send signals")]:
+            child, _ = self.child(zygote)
+            self.stage_region(child, [[torch.randn(item["meta"]["shape"]) for item in hm.rms_region()["inputs"]]])
+            with self.assertRaisesRegex(RuntimeError, f"not_confined: a confined child can still {found}"):
+                child.request("confine", **wall(without=gap))
+            with self.assertRaisesRegex(RuntimeError, "not_confined"):
+                child.request("batch", calls=[0])
 
     def test_children_die_with_the_zygote(self):
         zygote = self.start()

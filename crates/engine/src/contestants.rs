@@ -11,7 +11,7 @@ use std::time::Duration;
 use autokernel_core::region::Region;
 use autokernel_judge::{Child, Contestant, Zygote};
 use autokernel_worker::python::{self, Peer, PeerError};
-use autokernel_worker::sandbox::{Confinement, Domain};
+use autokernel_worker::sandbox::{Confinement, Domain, Wall};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -61,6 +61,15 @@ impl Subject<'_> {
             Self::Ours { package, model, .. } => {
                 Some([(*package).to_owned()].into_iter().chain(model_folder(model)).collect())
             }
+        }
+    }
+
+    /// What stands around its children once they are about to run; `None` for PyTorch's own forms.
+    const fn wall(&self) -> Option<Wall> {
+        match self {
+            Self::Baseline { .. } | Self::Plain { .. } => None,
+            Self::Packaged { .. } => Some(Wall::Operator),
+            Self::Ours { .. } => Some(Wall::Model),
         }
     }
 
@@ -119,6 +128,9 @@ fn prepare_once(
         None => spawn_trusted(tools, "zygote", scratch)?,
         Some(read) => spawn_confined(tools, read, scratch)?,
     };
+    if let Some(wall) = subject.wall() {
+        peer.wall_children(wall);
+    }
     let ready = compile(&mut peer, tools, subject, ahead)?;
     Ok(Prepared { zygote: Shared::new(peer), compile_s: ready.compile_seconds, places: ready.places })
 }

@@ -107,7 +107,9 @@ impl Zygote for Peer {
 
 impl Child for Peer {
     fn stage(&mut self, body: Value, timeout: Duration) -> Result<(), PeerError> {
-        self.request("stage", body, timeout).map(|_| ())
+        self.request("stage", body, timeout)?;
+        // What is staged, user's code may have drawn; from here on a candidate's may run.
+        self.confine(timeout)
     }
 
     fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Duration, PeerError> {

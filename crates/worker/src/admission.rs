@@ -3,10 +3,14 @@
 //! A kernel computes; it starts nothing, keeps nothing and asks the system for nothing. So an
 //! artefact may import from a fixed list only, and may not hold anything that runs when it is loaded
 //! (constructors, IFUNC) or that lives between calls (writable or thread-local data). What is read
-//! here is what the dynamic loader reads: program headers and the dynamic section.
+//! here is what the dynamic loader reads: program headers and the dynamic section. Then every instruction
+//! is looked at: what asks the system, reads clocks or changes modes has no place in a kernel.
 
+mod code;
 mod elf;
 mod imports;
+
+pub use code::Forbidden;
 
 /// Why an artefact is refused.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
@@ -48,6 +52,12 @@ pub enum AdmissionError {
     RelocationTarget,
     #[error("a symbol of a kind ({0}) that kernels do not have")]
     Symbol(String),
+    #[error("an instruction (at {0:#x}) that {1}")]
+    Instruction(u64, Forbidden),
+    #[error("bytes that are no instruction (at {0:#x}) where code should be")]
+    Unreadable(u64),
+    #[error("a branch (at {0:#x}) that leads to no instruction of the kernel")]
+    Branch(u64),
 }
 
 /// Checks an artefact whose plan calls `entries`.

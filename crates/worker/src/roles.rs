@@ -17,9 +17,11 @@ use rustix::io::FdFlags;
 
 use crate::sandbox::{self, Confinement, SandboxError};
 
+mod control;
 mod invoke;
 mod kernel;
 mod runner;
+mod stack;
 
 /// What a role that could not confine itself exits with; no compiler uses it.
 pub(crate) const NOT_CONFINED: u8 = 125;

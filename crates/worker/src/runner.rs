@@ -5,6 +5,7 @@
 //! process group is frozen, and only then does anyone look at the outputs. Nothing depends on the
 //! child's honesty: a forged "done" leaves wrong outputs behind.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -21,6 +22,14 @@ use crate::child::{self, End, Group};
 use crate::memory::{Arena, memory_file, seal};
 use crate::toolchain::Artefact;
 use crate::wire::{self, Failure, Layout, Reply, Request};
+use map::MemoryMap;
+
+mod map;
+
+/// How the C library's allocator works in a runner, which can map no memory once its artefact is loaded:
+/// one heap for all threads, everything from its end, nothing given back, stacks of ended threads kept.
+pub(crate) const ALLOCATOR: &str = "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:\
+    glibc.malloc.trim_threshold=0x7fffffffffffffff:glibc.pthread.stack_cache_size=0x100000000";
 
 /// How long a child may take to react to a signal.
 const REACTION: Duration = Duration::from_secs(5);
@@ -71,16 +80,35 @@ pub enum RunnerError {
     Sandbox { what: String },
     #[error("the artefact could not be loaded: {reason}")]
     Load { reason: String },
-    #[error("the kernel crashed with signal {signal}")]
+    #[error("the kernel crashed with signal {signal}{}", meaning(*signal))]
     Crashed { signal: i32 },
     #[error("the kernel ended the process with code {code}")]
     Exited { code: i32 },
+    #[error("the kernel changed what is mapped in its process: {what}")]
+    Memory { what: String },
     #[error("no answer within {seconds} s")]
     Hung { seconds: f64 },
     #[error("the runner broke the protocol: {what}")]
     Protocol { what: String },
     #[error("cannot {what}")]
     Io { what: &'static str, source: io::Error },
+}
+
+/// What a signal says of a kernel, where the number alone says too little. What memory and system calls
+/// have to do with it the judge says.
+const fn meaning(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL: a trap, or an instruction that this processor lacks)",
+        5 => " (SIGTRAP: a breakpoint)",
+        6 => " (SIGABRT: it ran off its stack, or a library that it called gave up)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE: a division of integers by zero, or its like)",
+        9 => " (SIGKILL: not by its own doing; the machine may be out of memory)",
+        11 => " (SIGSEGV)",
+        24 => " (SIGXCPU: its processor time is used up)",
+        31 => " (SIGSYS)",
+        _ => "",
+    }
 }
 
 /// The parent's handle of one runner child. Dropping it kills the child's process group.
@@ -92,6 +120,8 @@ pub struct Runner {
     threads: usize,
     frozen: bool,
     uid: u32,
+    /// The child's list of mappings, and what was on it before the candidate ran.
+    maps: Option<(File, MemoryMap)>,
 }
 
 impl Runner {
@@ -110,16 +140,20 @@ impl Runner {
         command.arg(&config.gomp).stdin(theirs).stdout(Stdio::null()).stderr(Stdio::null());
         // The wait policy stays unset, as torch leaves it: idle threads spin shortly, then sleep.
         command.env("OMP_NUM_THREADS", threads.to_string()).env("OMP_DYNAMIC", "false");
+        command.env("GLIBC_TUNABLES", ALLOCATOR);
         let started = child::spawn(command).map_err(|e| fail("no child", &e))?;
         let group = Group::new(&started).map_err(|e| fail("no child", &e))?;
         let mut runner =
-            Self { group, socket: ours, timeout: config.timeout, threads, frozen: false, uid: 0 };
-        match runner.receive(config.timeout)? {
-            Reply::Ready { uid, .. } => {
+            Self { group, socket: ours, timeout: config.timeout, threads, frozen: false, uid: 0, maps: None };
+        match runner.receive_with(config.timeout)? {
+            (Reply::Ready { uid, .. }, mut descriptors) => {
+                let list = File::from(descriptors.pop().ok_or_else(|| fail("no memory map", &"not sent"))?);
+                let map = MemoryMap::read(&list).map_err(|e| fail("no memory map", &e))?;
                 runner.uid = uid;
+                runner.maps = Some((list, map));
                 Ok(runner)
             }
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
@@ -150,9 +184,12 @@ impl Runner {
         };
         self.send(&request, &[file.as_fd(), read_only.as_fd(), outputs.descriptor()])?;
         match self.receive(self.timeout)? {
-            Reply::Loaded => Ok(()),
-            other => Err(unexpected(&other)),
+            Reply::Loaded => {}
+            other => return Err(unexpected(&other)),
         }
+        let maps = self.maps.as_mut().ok_or_else(|| RunnerError::Protocol { what: "no map".to_owned() })?;
+        maps.1 = MemoryMap::read(&maps.0).map_err(io("read the memory map"))?;
+        Ok(())
     }
 
     /// Runs the calls back to back. When it returns the child's process group is frozen, whatever
@@ -170,6 +207,7 @@ impl Runner {
         let wall = start.elapsed();
         let reply = reply?;
         self.freeze()?;
+        self.check_map()?;
         match reply {
             Reply::Done { cpu_ns, control_ok, threads } => Ok(Batch {
                 wall,
@@ -218,6 +256,14 @@ impl Runner {
         }
     }
 
+    /// Compares what is mapped in the frozen child with what was before the candidate ran.
+    fn check_map(&self) -> Result<(), RunnerError> {
+        let Some((list, before)) = &self.maps else { return Ok(()) };
+        let after = MemoryMap::read(list)
+            .map_err(|source| RunnerError::Io { what: "read the memory map", source })?;
+        before.difference(&after).map_or(Ok(()), |what| Err(RunnerError::Memory { what }))
+    }
+
     /// Threads of the frozen child. Its own count comes earlier, before the pool shrinks again, but
     /// this one it cannot forge.
     fn live_threads(&self) -> Option<usize> {
@@ -238,13 +284,18 @@ impl Runner {
     }
 
     fn receive(&mut self, timeout: Duration) -> Result<Reply, RunnerError> {
+        self.receive_with(timeout).map(|(reply, _)| reply)
+    }
+
+    /// A reply and the descriptors that came with it.
+    fn receive_with(&mut self, timeout: Duration) -> Result<(Reply, Vec<OwnedFd>), RunnerError> {
         let error = match wire::receive::<Reply>(self.socket.as_fd(), Some(Instant::now() + timeout)) {
             Ok((Reply::Failed { stage: Failure::Confine, reason }, _)) => {
                 RunnerError::Sandbox { what: reason }
             }
             Ok((Reply::Failed { stage: Failure::Load, reason }, _)) => RunnerError::Load { reason },
             Ok((Reply::Failed { stage: Failure::Call, reason }, _)) => RunnerError::Protocol { what: reason },
-            Ok((reply, _)) => return Ok(reply),
+            Ok(received) => return Ok(received),
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(self.ended()),
             Err(e) if e.kind() == io::ErrorKind::TimedOut => {
                 RunnerError::Hung { seconds: timeout.as_secs_f64() }

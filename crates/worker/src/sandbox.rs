@@ -18,9 +18,12 @@ use crate::child;
 mod files;
 pub(crate) mod filter;
 mod probe;
+mod wall;
 
 pub use probe::{SandboxReport, probe};
 pub(crate) use probe::{report_to_stdout, self_test};
+pub use wall::Wall;
+pub(crate) use wall::{INSTALL, python_child};
 
 /// First of the users that children of root become; nobody's on common systems.
 const FIRST_UID: u32 = 60_000;

@@ -61,6 +61,8 @@ const LINK: &[&str] = &[
     "-Wl,-z,now",
     "-Wl,-z,relro",
     "-Wl,-z,noexecstack",
+    // Nothing but code where code can run: admission looks at all of it.
+    "-Wl,-z,separate-code",
     "-Wl,--build-id=none",
     "kernel.o",
     "-o",

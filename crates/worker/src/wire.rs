@@ -18,7 +18,7 @@ use crate::memory::Span;
 use crate::runner::Call;
 
 /// Largest message.
-const MESSAGE: usize = 16 << 20;
+pub(crate) const LIMIT: usize = 16 << 20;
 /// Most descriptors with one message.
 pub(crate) const DESCRIPTORS: usize = 3;
 
@@ -111,7 +111,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     let mut length = [0; 4];
     fill(socket, &mut length, deadline, &mut descriptors)?;
     let length = u32::from_le_bytes(length) as usize;
-    if length > MESSAGE {
+    if length > LIMIT {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {length} bytes")));
     }
     let mut body = vec![0; length];

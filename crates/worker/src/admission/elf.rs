@@ -7,6 +7,7 @@ use object::read::elf::{
     Dyn as _, FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, Sym as _,
 };
 
+use super::code::{self, Flaw, Stretch};
 use super::{AdmissionError, imports};
 
 type Header = elf::FileHeader64<LE>;
@@ -100,7 +101,10 @@ impl<'a> Artefact<'a> {
         // Before the segments, because a name explains more than a segment does.
         self.check_symbols(symbols, strings, entries)?;
         let read_only = self.check_segments()?;
-        self.check_relocations(&tables, symbols.len(), read_only)
+        let mut entries = self.check_relocations(&tables, symbols.len(), read_only)?;
+        let function = |s: &&Symbol| s.st_type() == elf::STT_FUNC && s.st_shndx(LE) != elf::SHN_UNDEF;
+        entries.extend(symbols.iter().filter(function).map(|symbol| symbol.st_value(LE)));
+        self.check_code(&entries, read_only)
     }
 
     /// The dynamic section's entries: what the loader would act on.
@@ -223,15 +227,17 @@ impl<'a> Artefact<'a> {
         Ok(read_only)
     }
 
+    /// Relocations; gives the addresses in code that data will point to.
     fn check_relocations(
         &self,
         tables: &Tables,
         symbols: usize,
         read_only: Range,
-    ) -> Result<(), AdmissionError> {
+    ) -> Result<Vec<u64>, AdmissionError> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type(LE) == elf::PT_DYNAMIC);
         let dynamic =
             dynamic.map(|segment| Range::new(segment.p_vaddr(LE), segment.p_memsz(LE))).transpose()?;
+        let mut pointed = vec![];
         for (address, bytes) in [tables.relocations, tables.slots] {
             let list: &[Relocation] = pod::slice_from_all_bytes(self.at(address, bytes)?)
                 .map_err(|()| AdmissionError::Malformed("relocations"))?;
@@ -251,6 +257,68 @@ impl<'a> Artefact<'a> {
                 if !read_only.contains(target) || dynamic.is_some_and(|dynamic| dynamic.meets(target)) {
                     return Err(AdmissionError::RelocationTarget);
                 }
+                // Without a symbol the addend is the address.
+                let to = relocation.r_addend(LE).cast_unsigned();
+                if relocation.r_sym(LE, false) == 0 && self.is_code(to) {
+                    pointed.push(to);
+                }
+            }
+        }
+        Ok(pointed)
+    }
+
+    /// Every instruction, and that there is nothing else where code lies.
+    fn check_code(&self, entries: &[u64], read_only: Range) -> Result<(), AdmissionError> {
+        let mut stretches = self.code_sections()?;
+        stretches.sort_by_key(|stretch| stretch.address);
+        if cfg!(target_arch = "x86_64") {
+            self.check_gaps(&stretches)?;
+        }
+        let slot = |address| Range::new(address, 8).is_ok_and(|slot| read_only.contains(slot));
+        code::check(&stretches, entries, &slot).map_err(|flaw| match flaw {
+            Flaw::Unreadable(at) => AdmissionError::Unreadable(at),
+            Flaw::Forbidden(at, kind) => AdmissionError::Instruction(at, kind),
+            Flaw::Stray(at) => AdmissionError::Branch(at),
+        })
+    }
+
+    /// The sections that hold code. Their headers are only believed as to where instructions start: what
+    /// they leave out is looked at in [`Artefact::check_gaps`].
+    fn code_sections(&self) -> Result<Vec<Stretch<'a>>, AdmissionError> {
+        let sections = self
+            .header
+            .section_headers(LE, self.bytes)
+            .map_err(|_| AdmissionError::Malformed("section headers"))?;
+        let mut stretches = vec![];
+        for section in sections {
+            let (address, size) = (section.sh_addr(LE), section.sh_size(LE));
+            if section.sh_flags(LE).contains(elf::SHF_EXECINSTR) && size > 0 {
+                let bytes = self.at(address, size)?;
+                stretches.push(Stretch { address, bytes });
+            }
+        }
+        Ok(stretches)
+    }
+
+    /// Between sections executable memory holds padding only. The linker is told to keep code and data in
+    /// segments of their own.
+    fn check_gaps(&self, stretches: &[Stretch<'_>]) -> Result<(), AdmissionError> {
+        const PADDING: [u8; 3] = [0x00, 0x90, 0xcc];
+        for segment in self.loads().filter(|segment| segment.p_flags(LE).contains(elf::PF_X)) {
+            let whole = Range::new(segment.p_vaddr(LE), segment.p_filesz(LE))?;
+            let mut at = whole.start;
+            let end = Stretch { address: whole.end, bytes: &[] };
+            for stretch in
+                stretches.iter().filter(|s| (whole.start..whole.end).contains(&s.address)).chain([&end])
+            {
+                let gap = stretch
+                    .address
+                    .checked_sub(at)
+                    .ok_or(AdmissionError::Malformed("sections of code overlap"))?;
+                if let Some(index) = self.at(at, gap)?.iter().position(|byte| !PADDING.contains(byte)) {
+                    return Err(AdmissionError::Unreadable(at + index as u64));
+                }
+                at = stretch.address + stretch.bytes.len() as u64;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! One JSON-lines connection to a Python process.
 
+use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
@@ -15,6 +16,7 @@ use serde_json::{Map, Value};
 
 use super::output::{Output, clean};
 use super::process::{Process, wait_ready};
+use crate::sandbox::{INSTALL, Wall, python_child};
 
 /// Longest line in either direction.
 pub(super) const MAX_LINE: usize = 64 << 20;
@@ -147,13 +149,32 @@ pub struct Peer {
     buffer: Vec<u8>,
     output: Arc<Output>,
     frozen: AtomicBool,
+    walls: Walls,
+}
+
+/// Which walls a process builds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Walls {
+    /// Those of the children that it forks.
+    children: Option<Wall>,
+    /// Its own, until it stands.
+    own: Option<Wall>,
+    /// The threads that lived when its own stood, where no more may come.
+    threads: Option<usize>,
 }
 
 impl Peer {
     /// Takes over a started child and our end of its socket.
     pub(super) fn new(process: Process, socket: OwnedFd, output: Arc<Output>) -> Result<Self, PeerError> {
         rustix::io::ioctl_fionbio(&socket, true).map_err(|e| io_error("socket")(e.into()))?;
-        Ok(Self { process, socket, buffer: Vec::new(), output, frozen: AtomicBool::new(false) })
+        Ok(Self {
+            process,
+            socket,
+            buffer: Vec::new(),
+            output,
+            frozen: AtomicBool::new(false),
+            walls: Walls::default(),
+        })
     }
 
     /// Sends `op` with the fields of `body` (an object) and waits for the reply.
@@ -182,7 +203,48 @@ impl Peer {
             Ok(process) => process,
             Err(what) => return Err(self.fail(Fault::Protocol(what), "fork", FORK)),
         };
-        Peer::new(process, ours, Arc::clone(&self.output))
+        let mut child = Peer::new(process, ours, Arc::clone(&self.output))?;
+        child.walls.own = self.walls.children;
+        Ok(child)
+    }
+
+    /// Zygote only: children forked from now on call a candidate's code, behind such a wall. They refuse
+    /// to until [`Peer::confine`] has been called on them.
+    pub fn wall_children(&mut self, wall: Wall) {
+        self.walls.children = Some(wall);
+    }
+
+    /// Confines a child whose zygote asked for it; called again, or on any other process, it does nothing.
+    ///
+    /// Whatever the child has to compile or import it does before. Its own proof that the filter stands
+    /// is completed by what the system says of each of its threads.
+    pub fn confine(&mut self, timeout: Duration) -> Result<(), PeerError> {
+        let Some(wall) = self.walls.own else { return Ok(()) };
+        let refuse = |peer: &mut Self, what| peer.fail(Fault::Protocol(what), "confine", timeout);
+        let before = filters(self.pid());
+        let program = match python_child(wall, self.pid()) {
+            Ok(filter) => filter.bytes(),
+            Err(e) => return Err(refuse(self, e.what)),
+        };
+        let hex = program.iter().fold(String::new(), |mut text, byte| {
+            // Writing to a string can't fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        });
+        let body =
+            serde_json::json!({ "program": hex, "install": INSTALL, "executable": wall == Wall::Model });
+        self.request("confine", body, timeout)?;
+        let after = filters(self.pid());
+        let stands = match (before.as_slice(), after.as_slice()) {
+            ([.., before], [first, rest @ ..]) => *first == before + 1 && rest.iter().all(|n| n == first),
+            _ => false,
+        };
+        if !stands {
+            return Err(refuse(self, "the child says that it is confined, and is not".to_owned()));
+        }
+        self.walls.own = None;
+        self.walls.threads = (wall == Wall::Operator).then_some(after.len());
+        Ok(())
     }
 
     /// Process id.
@@ -204,7 +266,12 @@ impl Peer {
     pub fn freeze(&self) -> Result<(), PeerError> {
         self.process.stop(Instant::now() + FREEZE).map_err(|e| self.signal_error("freeze", e))?;
         self.frozen.store(true, Ordering::Release);
-        Ok(())
+        match self.walls.threads {
+            Some(most) if filters(self.pid()).len() > most => {
+                Err(PeerError::Protocol { what: "more threads live than the kernel was given".to_owned() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Lets a frozen group go on.
@@ -383,6 +450,17 @@ impl Peer {
             Fault::Io(source) => PeerError::Io { what: "socket", source },
         }
     }
+}
+
+/// How many system-call filters each thread of a process lives under.
+fn filters(pid: i32) -> Vec<u32> {
+    let of = |task: io::Result<std::fs::DirEntry>| -> Option<u32> {
+        let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;
+        // Kernels before 5.9 do not count; there the mode is all that can be seen.
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok();
+        field("Seccomp_filters:").or_else(|| field("Seccomp:"))
+    };
+    std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(of).collect()
 }
 
 /// A pair of connected stream sockets, closed on exec.

@@ -15,6 +15,8 @@ use crate::wire::Layout;
 
 /// Alignment of buffers that prepare steps fill.
 const ALIGN: usize = 64;
+/// The least page size.
+const PAGE: usize = 4096;
 
 /// An arena mapped into this process; stays mapped until the process ends.
 struct Map {
@@ -70,9 +72,55 @@ struct ReadyCall {
     launches: Vec<Ready>,
 }
 
-/// A buffer that a prepare step fills.
-struct Prepared {
-    memory: Vec<[u64; ALIGN / 8]>,
+/// Memory for what prepare steps make, mapped before the last filter forbids mapping any.
+struct Pool {
+    base: *mut c_void,
+    size: usize,
+    used: usize,
+}
+
+impl Pool {
+    /// Reserves addresses; pages come with their first touch.
+    fn new(size: usize) -> Result<Self, String> {
+        let size = size.max(1).next_multiple_of(PAGE);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, flags) }
+            .map_err(|e| format!("cannot map memory for prepared buffers: {e}"))?;
+        Ok(Self { base, size, used: 0 })
+    }
+
+    /// Makes the whole pool zeros again, whoever wrote to it.
+    fn clear(&mut self) -> Result<(), String> {
+        self.used = 0;
+        // SAFETY: the range is the mapping made above, into which no reference exists.
+        unsafe { rustix::mm::madvise(self.base, self.size, rustix::mm::Advice::LinuxDontNeed) }
+            .map_err(|e| format!("cannot clear prepared buffers: {e}"))
+    }
+
+    /// The address of `bytes` zeros.
+    fn take(&mut self, bytes: u64) -> Result<u64, String> {
+        let bytes = usize::try_from(bytes).map_err(|e| e.to_string())?;
+        let end = self.used.checked_add(bytes).filter(|end| *end <= self.size);
+        let start = std::mem::replace(
+            &mut self.used,
+            end.ok_or("more prepared buffers than inputs")?.next_multiple_of(ALIGN),
+        );
+        Ok(self.base as u64 + start as u64)
+    }
+}
+
+/// Bytes of all that prepare steps can make: every step on every buffer of the inputs.
+pub(super) fn prepared_bytes(plan: &Plan, inputs: usize) -> Result<usize, String> {
+    let step = |numel: u64, size: u64| numel.checked_mul(size)?.checked_add(ALIGN as u64);
+    plan.prepare
+        .iter()
+        .try_fold(0_u64, |sum, planned| {
+            sum.checked_add(step(planned.numel, planned.dtype.size())?.checked_mul(inputs as u64)?)
+        })
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .ok_or_else(|| "prepared buffers are too large".to_owned())
 }
 
 /// A loaded artefact with its plan and memory.
@@ -82,7 +130,8 @@ pub(super) struct Kernel {
     inputs: Map,
     outputs: Map,
     threads: u64,
-    prepared: HashMap<(usize, Vec<usize>), Prepared>,
+    pool: Pool,
+    prepared: HashMap<(usize, Vec<usize>), u64>,
     ready: Vec<ReadyCall>,
 }
 
@@ -117,7 +166,9 @@ impl Kernel {
         }
         // Closing would unmap code that the entries point to.
         std::mem::forget(library);
+        let pool = Pool::new(prepared_bytes(&plan, inputs.spans.len())?)?;
         Ok(Self {
+            pool,
             plan,
             entries,
             inputs,
@@ -128,10 +179,16 @@ impl Kernel {
         })
     }
 
+    /// Whether [`Kernel::prepare`] runs code of the candidate.
+    pub(super) fn prepares(&self) -> bool {
+        !self.plan.prepare.is_empty()
+    }
+
     /// Resolves the arguments of these calls and runs their prepare steps.
     pub(super) fn prepare(&mut self, calls: &[Call]) -> Result<(), String> {
         // Inputs may have been edited since the last batch, so nothing prepared is kept.
         self.prepared.clear();
+        self.pool.clear()?;
         self.ready.clear();
         for call in calls {
             for step in 0..self.plan.prepare.len() {
@@ -165,8 +222,8 @@ impl Kernel {
         }
         let bytes =
             planned.numel.checked_mul(planned.dtype.size()).ok_or("a prepared buffer is too large")?;
-        let memory = vec![[0; ALIGN / 8]; (bytes as usize).div_ceil(ALIGN) + 1];
-        self.prepared.insert(key, Prepared { memory });
+        let address = self.pool.take(bytes)?;
+        self.prepared.insert(key, address);
         let ready = self.resolve(&planned.launch, call)?;
         // SAFETY: an entry of the plan with the arguments that the plan gives it.
         unsafe { invoke(ready.entry, &ready.args) };
@@ -190,10 +247,7 @@ impl Kernel {
             PlannedArg::Prepared(i) => {
                 let step = self.plan.prepare.get(*i).ok_or_else(|| format!("no prepare step {i}"))?;
                 let key = (*i, prepare_inputs(&step.inputs, call)?);
-                let prepared =
-                    self.prepared.get(&key).ok_or_else(|| format!("prepare step {i} has not run"))?;
-                let address = prepared.memory.as_ptr() as u64;
-                Ok(address.next_multiple_of(ALIGN as u64))
+                self.prepared.get(&key).copied().ok_or_else(|| format!("prepare step {i} has not run"))
             }
             PlannedArg::Int(value) => Ok(value.cast_unsigned()),
             PlannedArg::Threads => Ok(self.threads),

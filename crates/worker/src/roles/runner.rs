@@ -1,6 +1,6 @@
 //! Role `runner`: the confined child that calls kernels.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::process::ExitCode;
@@ -12,8 +12,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::kernel::Kernel;
-use super::open_descriptors;
+use super::control::{control, set_control};
+use super::kernel::{Kernel, prepared_bytes};
+use super::{open_descriptors, stack};
 use crate::sandbox::{self, Confined, Confinement, Domain, SandboxError};
 use crate::wire::{self, Failure, Reply, Request};
 
@@ -21,6 +22,12 @@ use crate::wire::{self, Failure, Reply, Request};
 const ADDRESS_SPACE: u64 = 4 << 30;
 /// Address space of one more thread: its stack and its pool.
 const THREAD_SPACE: u64 = 256 << 20;
+/// Bytes that the heap is grown by before it can grow no more. A message of [`wire::LIMIT`] bytes and what
+/// is made of it stay far below; pages that are never touched cost nothing.
+const HEAP: usize = 256 << 20;
+/// Stacks beyond those of the pool. A kernel that starts a few more threads than it was given is told so;
+/// one that starts many ends at the system call for their memory.
+const SPARE_THREADS: u32 = 6;
 /// Processor seconds of a runner's life.
 const CPU_SECONDS: u64 = 3600;
 
@@ -30,19 +37,28 @@ type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void
 /// Serves the parent until it hangs up.
 pub(super) fn serve(parent: i32, gomp: &str) -> ExitCode {
     let Ok(socket) = take_socket() else { return ExitCode::from(super::NOT_CONFINED) };
-    let result = start(parent, gomp).and_then(|(team, confined)| {
+    let team = start(parent, gomp).and_then(|(team, confined)| {
         let reply = Reply::Ready { uid: confined.uid, landlock_abi: confined.landlock_abi };
-        wire::send(socket.as_fd(), &reply, &[]).map_err(|e| (Failure::Confine, e.to_string()))?;
-        converse(socket.as_fd(), &team)
+        wire::send(socket.as_fd(), &reply, &[team.maps.as_fd()])
+            .map_err(|e| (Failure::Confine, e.to_string()))?;
+        Ok(team)
     });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err((stage, reason)) => {
-            // If the parent is gone there is nobody to tell.
-            let _ = wire::send(socket.as_fd(), &Reply::Failed { stage, reason }, &[]);
-            ExitCode::FAILURE
-        }
+    let result = match &team {
+        Ok(team) => converse(socket.as_fd(), team),
+        Err((stage, reason)) => Err((*stage, reason.clone())),
+    };
+    let failed = result.is_err();
+    if let Err((stage, reason)) = result {
+        // If the parent is gone there is nobody to tell.
+        let _ = wire::send(socket.as_fd(), &Reply::Failed { stage, reason }, &[]);
     }
+    // At once: behind the last filter nothing can be closed or unmapped in order.
+    // SAFETY: ends the process.
+    unsafe { _exit(c_int::from(failed)) }
+}
+
+unsafe extern "C" {
+    fn _exit(code: c_int) -> !;
 }
 
 /// Moves the socket away from standard input, and leaves nothing else open.
@@ -88,26 +104,43 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
             (Request::Load { plan, artefact_bytes: _, inputs, outputs, threads }, None) => {
                 let [artefact, ins, outs] = <[OwnedFd; 3]>::try_from(descriptors)
                     .map_err(|_| (Failure::Load, "three descriptors belong to a load".to_owned()))?;
-                limit_memory(inputs.size + outputs.size, threads).map_err(|e| (Failure::Load, e))?;
+                let pool = prepared_bytes(&plan, inputs.spans.len()).map_err(|e| (Failure::Load, e))? as u64;
+                let arenas = inputs.size.saturating_add(outputs.size).saturating_add(pool);
+                limit_memory(arenas, threads).map_err(|e| (Failure::Load, e))?;
                 let loaded = Kernel::load(plan, threads, &artefact, (ins, inputs), (outs, outputs))
                     .map_err(|e| (Failure::Load, e))?;
                 drop(artefact);
+                let threads = u32::try_from(threads).unwrap_or(u32::MAX);
+                // The pool at its full size and a heap that need not grow: afterwards nothing is mapped.
+                team.restore_control(threads.max(2));
+                grow_heap().map_err(|e| (Failure::Load, e))?;
                 sandbox::filter::runner_running()
                     .and_then(|filter| filter.apply_to_all_threads())
                     .map_err(|e| (Failure::Confine, e.what))?;
-                kernel = Some((loaded, u32::try_from(threads).unwrap_or(u32::MAX)));
+                kernel = Some((loaded, threads));
                 Reply::Loaded
             }
             (Request::Prepare { calls }, Some((kernel, threads))) => {
+                // What a call left on a stack is gone before the next batch, and what a prepare step
+                // left is gone before the calls.
+                team.wipe_stacks(*threads).map_err(|e| (Failure::Call, e))?;
                 kernel.prepare(&calls).map_err(|e| (Failure::Call, e))?;
+                if kernel.prepares() {
+                    team.wipe_stacks(*threads).map_err(|e| (Failure::Call, e))?;
+                }
                 team.restore_control(*threads);
                 Reply::Prepared
             }
             (Request::Go, Some((kernel, threads))) => {
                 let before = cpu_time();
                 kernel.run();
-                let live = team.live_threads();
+                let live = team.settled_threads(*threads);
                 let control_ok = team.restore_control(*threads);
+                if live < idle_threads(*threads) {
+                    // The kernel's last team was smaller, so that the check has just started threads
+                    // while those that the kernel let go may still be on their way out.
+                    team.settled_threads(*threads);
+                }
                 Reply::Done { cpu_ns: cpu_time() - before, control_ok, threads: live }
             }
             _ => return Err((Failure::Call, "a request out of order".to_owned())),
@@ -116,11 +149,25 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
     }
 }
 
+/// Takes a large block from the heap and gives it back. The C library was told (see
+/// [`crate::runner::ALLOCATOR`]) to take it from the heap's end and to keep it there.
+fn grow_heap() -> Result<(), String> {
+    let mut block: Vec<u8> = Vec::new();
+    block.try_reserve_exact(HEAP).map_err(|e| format!("cannot grow the heap: {e}"))?;
+    std::hint::black_box(block.as_mut_ptr());
+    Ok(())
+}
+
 fn limit_memory(arenas: u64, threads: usize) -> Result<(), String> {
     let bytes =
         arenas.saturating_add(ADDRESS_SPACE).saturating_add(THREAD_SPACE.saturating_mul(threads as u64));
     rustix::process::setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: Some(bytes) })
         .map_err(|e| format!("cannot limit memory: {e}"))
+}
+
+/// Threads of a runner that is at rest: the self-test has used two at least, and idle ones stay.
+fn idle_threads(threads: u32) -> usize {
+    threads.max(2) as usize
 }
 
 /// Nanoseconds of processor time of all threads so far.
@@ -134,7 +181,9 @@ struct Team {
     parallel: GompParallel,
     /// The kernel's account of this process, opened while files could be opened.
     account: std::fs::File,
-    control: u32,
+    /// Its memory map, likewise.
+    maps: std::fs::File,
+    control: u64,
 }
 
 impl Team {
@@ -151,7 +200,8 @@ impl Team {
         // They stay loaded: worker threads of the pool never end.
         std::mem::forget((gomp, libm));
         let account = std::fs::File::open("/proc/self/stat").map_err(|e| e.to_string())?;
-        Ok(Self { parallel, account, control: control() })
+        let maps = std::fs::File::open("/proc/self/maps").map_err(|e| e.to_string())?;
+        Ok(Self { parallel, account, maps, control: control() })
     }
 
     /// The self-test again, from at least one thread of the pool.
@@ -162,7 +212,9 @@ impl Team {
             workers: AtomicU32::new(0),
             problem: Mutex::new(None),
         };
-        let threads = std::env::var("OMP_NUM_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2).max(2);
+        let threads: u32 =
+            std::env::var("OMP_NUM_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2).max(2);
+        let threads = threads.saturating_add(SPARE_THREADS);
         // SAFETY: the callback gets the address of `test`, which outlives the call: GOMP_parallel
         // returns after every thread of the team has.
         unsafe { (self.parallel)(Test::run, std::ptr::from_ref(&test).cast_mut().cast(), threads, 0) };
@@ -173,6 +225,20 @@ impl Team {
             return Err("no OpenMP thread came to the self-test".to_owned());
         }
         Ok(())
+    }
+
+    /// The same once threads that libgomp let go have ended, which takes a moment; those that stay
+    /// longer are counted.
+    fn settled_threads(&self, threads: u32) -> usize {
+        let started = clock_gettime(ClockId::Monotonic).tv_sec;
+        loop {
+            let live = self.live_threads();
+            // Counted in whole seconds: a patience of one to two.
+            if live <= idle_threads(threads) || clock_gettime(ClockId::Monotonic).tv_sec > started + 1 {
+                return live;
+            }
+            rustix::thread::sched_yield();
+        }
     }
 
     /// How many threads there are; 0 if the kernel does not say.
@@ -195,6 +261,37 @@ impl Team {
             unsafe { (self.parallel)(Check::run, data, threads, 0) };
         }
         check.same.load(Ordering::Relaxed)
+    }
+}
+
+impl Team {
+    /// Overwrites what lies below the stack pointer of every thread of the team.
+    fn wipe_stacks(&self, threads: u32) -> Result<(), String> {
+        let wipe = Wipe { maps: &self.maps, problem: Mutex::new(None) };
+        let data = std::ptr::from_ref(&wipe).cast_mut().cast();
+        Wipe::run(data);
+        if threads > 1 {
+            // SAFETY: as in `self_test`, with `wipe`.
+            unsafe { (self.parallel)(Wipe::run, data, threads, 0) };
+        }
+        wipe.problem.into_inner().map_err(|e| e.to_string())?.map_or(Ok(()), Err)
+    }
+}
+
+struct Wipe<'a> {
+    maps: &'a std::fs::File,
+    problem: Mutex<Option<String>>,
+}
+
+impl Wipe<'_> {
+    extern "C" fn run(data: *mut c_void) {
+        // SAFETY: `wipe_stacks` passes the address of a `Wipe` that is shared and lives long enough.
+        let wipe = unsafe { &*data.cast::<Self>() };
+        if let Err(problem) = stack::floor(wipe.maps).and_then(stack::wipe)
+            && let Ok(mut slot) = wipe.problem.lock()
+        {
+            *slot = Some(problem);
+        }
     }
 }
 
@@ -221,7 +318,7 @@ impl Test {
 }
 
 struct Check {
-    expected: u32,
+    expected: u64,
     same: AtomicBool,
 }
 
@@ -234,39 +331,4 @@ impl Check {
             set_control(check.expected);
         }
     }
-}
-
-/// Bits of MXCSR that record what happened, rather than say what shall.
-#[cfg(target_arch = "x86_64")]
-const FLAGS: u32 = 0x3f;
-
-/// Rounding, flush-to-zero, denormals-are-zero and exception masks of this thread.
-#[cfg(target_arch = "x86_64")]
-fn control() -> u32 {
-    let mut word: u32 = 0;
-    // SAFETY: stores the register into a local variable.
-    unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack, preserves_flags)) };
-    word & !FLAGS
-}
-
-#[cfg(target_arch = "x86_64")]
-fn set_control(word: u32) {
-    // SAFETY: `word` came from `control` in a thread with the default environment.
-    unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags)) };
-}
-
-#[cfg(target_arch = "aarch64")]
-fn control() -> u32 {
-    let word: u64;
-    // SAFETY: reads a register.
-    unsafe { std::arch::asm!("mrs {}, fpcr", out(reg) word, options(nomem, nostack, preserves_flags)) };
-    word as u32
-}
-
-#[cfg(target_arch = "aarch64")]
-fn set_control(word: u32) {
-    // SAFETY: `word` came from `control` in a thread with the default environment.
-    unsafe {
-        std::arch::asm!("msr fpcr, {}", in(reg) u64::from(word), options(nomem, nostack, preserves_flags))
-    };
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::SandboxError;
 
 /// `EPERM`, which libraries take as "not for you" and go on.
-const EPERM: u32 = 1;
+pub(super) const EPERM: u32 = 1;
 /// `ENOSYS`, which makes the C library fall back to an older call whose arguments can be checked.
 const ENOSYS: u32 = 38;
 const CLONE_THREAD: u64 = 0x0001_0000;
@@ -19,6 +19,10 @@ const O_CREAT: u64 = 0o100;
 const O_TRUNC: u64 = 0o1000;
 const PROT_EXEC: u64 = 4;
 const F_GETFD: u64 = 1;
+const MADV_DONTNEED: u64 = 4;
+const STDERR: u64 = 2;
+/// `SIGABRT`, `SIGBUS`, `SIGSEGV`: their handlers are put back to the default on the way out.
+const FATAL: [u64; 3] = [6, 7, 11];
 
 /// A compiled filter.
 pub(crate) struct Filter(seccompiler::BpfProgram);
@@ -35,7 +39,17 @@ impl Filter {
             .map_err(|e| SandboxError::new("install a system-call filter in all threads", &e))
     }
 
-    fn compile(mismatch: &Value, matched: &Value, rules: &[Value]) -> Result<Self, SandboxError> {
+    /// The program as the kernel reads it: eight bytes an instruction, in the machine's byte order.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let encode = |op: &seccompiler::sock_filter| {
+            let [a, b] = op.code.to_ne_bytes();
+            let [c, d, e, f] = op.k.to_ne_bytes();
+            [a, b, op.jt, op.jf, c, d, e, f]
+        };
+        self.0.iter().flat_map(encode).collect()
+    }
+
+    pub(super) fn compile(mismatch: &Value, matched: &Value, rules: &[Value]) -> Result<Self, SandboxError> {
         let text =
             json!({ "filter": { "mismatch_action": mismatch, "match_action": matched, "filter": rules } });
         let fail = |e: &dyn std::fmt::Display| SandboxError::new("compile a system-call filter", e);
@@ -46,12 +60,12 @@ impl Filter {
     }
 }
 
-fn call(name: &str) -> Value {
+pub(super) fn call(name: &str) -> Value {
     json!({ "syscall": name })
 }
 
 /// `name`, when the bits `mask` of argument `index` equal `value`.
-fn call_if(name: &str, index: u8, mask: u64, value: u64) -> Value {
+pub(super) fn call_if(name: &str, index: u8, mask: u64, value: u64) -> Value {
     json!({ "syscall": name, "args": [
         { "index": index, "type": "qword", "op": { "masked_eq": mask }, "val": value }
     ] })
@@ -63,76 +77,104 @@ pub(crate) fn unseen() -> Result<Filter, SandboxError> {
     Filter::compile(&json!("allow"), &json!({ "errno": ENOSYS }), &rules)
 }
 
+/// Opening an existing file for reading.
+pub(super) fn opens_for_reading() -> Value {
+    call_if("openat", 2, O_ACCESS_MODE | O_CREAT | O_TRUNC, 0)
+}
+
+/// A new thread, never a process. `clone3`, whose arguments no filter sees, "does not exist" ([`unseen`]).
+pub(super) fn starts_a_thread() -> Value {
+    call_if("clone", 0, CLONE_THREAD, CLONE_THREAD)
+}
+
+/// What `abort()` does: a signal to the process's own thread.
+pub(super) fn signals_itself(pid: i32) -> Value {
+    call_if("tgkill", 0, u64::from(u32::MAX), u64::from(pid.unsigned_abs()))
+}
+
+/// `mmap` or `mprotect` of memory that no code runs from.
+pub(super) fn not_executable(name: &str) -> Value {
+    call_if(name, 2, PROT_EXEC, 0)
+}
+
 /// What a runner may do until its artefact is loaded: everything else is refused with `EPERM`, so
 /// that the self-test can try and live.
 pub(crate) fn runner_loading() -> Result<Filter, SandboxError> {
-    let mut rules = runner_common();
-    rules.extend(["mmap", "mprotect", "seccomp", "prctl", "readlinkat"].map(call));
-    rules.push(call_if("prlimit64", 0, u64::from(u32::MAX), 0));
-    // For reading an existing file only; landlock then refuses all but memory files.
-    rules.push(call_if("openat", 2, O_ACCESS_MODE | O_CREAT | O_TRUNC, 0));
-    Filter::compile(&json!({ "errno": EPERM }), &json!("allow"), &rules)
-}
-
-/// What is left once the artefact is loaded. Anything else kills the process: no honest kernel
-/// makes a system call, and a killed one is easier to explain than one that goes on.
-pub(crate) fn runner_running() -> Result<Filter, SandboxError> {
-    let mut rules = runner_common();
-    for name in ["mmap", "mprotect"] {
-        rules.push(call_if(name, 2, PROT_EXEC, 0));
-    }
-    // The C library asks for the number of processors when a thread first allocates.
-    rules.push(call_if("openat", 2, O_ACCESS_MODE | O_CREAT | O_TRUNC, 0));
-    Filter::compile(&json!("kill_process"), &json!("allow"), &rules)
-}
-
-fn runner_common() -> Vec<Value> {
     let names = [
         "read",
-        "pread64",
         "write",
         "close",
         "fstat",
         "newfstatat",
         "lseek",
-        "recvmsg",
-        "sendmsg",
+        "readlinkat",
         "ppoll",
         "munmap",
         "mremap",
+        "mmap",
+        "mprotect",
         "madvise",
         "brk",
+        "openat2",
+        "sched_getaffinity",
+        "clock_nanosleep",
+        "nanosleep",
+        "getrandom",
+        "rt_sigaction",
+        "sigaltstack",
+        "seccomp",
+        "prctl",
+    ];
+    let mut rules = runner_common();
+    rules.extend(names.iter().map(|name| call(name)));
+    #[cfg(target_arch = "x86_64")]
+    rules.extend(["poll", "time", "gettimeofday"].map(call));
+    // Closing a file asks for its flags first in unoptimised builds.
+    rules.push(call_if("fcntl", 1, u64::from(u32::MAX), F_GETFD));
+    rules.push(call_if("prlimit64", 0, u64::from(u32::MAX), 0));
+    // Landlock then refuses all but memory files.
+    rules.push(opens_for_reading());
+    Filter::compile(&json!({ "errno": EPERM }), &json!("allow"), &rules)
+}
+
+/// What is left once the artefact is loaded: messages with the parent, and what libgomp does with its
+/// threads. No memory is mapped, protected otherwise or given back, no file opened or closed: the
+/// runner's heap was grown before ([`crate::roles`]), and stacks of ended threads are used again.
+/// Anything else kills the process: no honest kernel makes a system call, and a killed one is easier
+/// to explain than one that goes on.
+pub(crate) fn runner_running() -> Result<Filter, SandboxError> {
+    let mut rules = runner_common();
+    // A last word on standard error, which is the null device, and the end: how a stack overflow is told
+    // from a wild pointer.
+    rules.push(call_if("write", 0, u64::from(u32::MAX), STDERR));
+    rules.extend(FATAL.iter().map(|signal| call_if("rt_sigaction", 0, u64::from(u32::MAX), *signal)));
+    // A thread that ends gives the pages of its stack back, and our own wiping does.
+    rules.push(call_if("madvise", 2, u64::from(u32::MAX), MADV_DONTNEED));
+    Filter::compile(&json!("kill_process"), &json!("allow"), &rules)
+}
+
+fn runner_common() -> Vec<Value> {
+    let names = [
+        "pread64",
+        "recvmsg",
+        "sendmsg",
         "futex",
         "clone3",
-        "openat2",
         "set_robust_list",
         "rseq",
         "gettid",
         "getpid",
         "sched_yield",
-        "sched_getaffinity",
         "clock_gettime",
-        "clock_nanosleep",
-        "nanosleep",
-        "getrandom",
         "rt_sigprocmask",
-        "rt_sigaction",
         "rt_sigreturn",
-        "sigaltstack",
         "restart_syscall",
         "exit",
         "exit_group",
     ];
     let mut rules: Vec<Value> = names.iter().map(|name| call(name)).collect();
-    #[cfg(target_arch = "x86_64")]
-    rules.extend(["poll", "time", "gettimeofday"].map(call));
-    // Threads, never processes. clone3 and openat2 are allowed here and "do not exist" in `unseen`.
-    rules.push(call_if("clone", 0, CLONE_THREAD, CLONE_THREAD));
-    // Closing a file asks for its flags first in unoptimised builds.
-    rules.push(call_if("fcntl", 1, u64::from(u32::MAX), F_GETFD));
-    // abort() signals its own process only.
-    let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
-    rules.push(call_if("tgkill", 0, u64::from(u32::MAX), own));
+    rules.push(starts_a_thread());
+    rules.push(signals_itself(rustix::process::getpid().as_raw_nonzero().get()));
     rules
 }
 
