@@ -98,7 +98,7 @@ fn heights(rows: u64, most: u64, threads: u64) -> Vec<u64> {
     for height in (most.div_ceil(2)..=most).rev() {
         let panels = rows.div_ceil(height);
         let even = rows.div_ceil(panels);
-        let cost = panels.div_ceil(threads) * (even * 8 + 4);
+        let cost = panels.div_ceil(threads) * (even * 8 + 8);
         if known.iter().all(|(_, other)| rows.div_ceil(*other) != panels) {
             known.push((cost, even));
         }
