@@ -396,17 +396,20 @@ def _sort(graph: fx.Graph) -> None:
 
 
 def apply(gm: fx.GraphModule, table, constant=None) -> list[int]:
-    """Replaces every place of each `(region, target, constant_inputs)`, in that order; returns how many each got.
+    """Replaces every place of each `(region, target, constant_inputs)`; returns how many each got.
+
+    Regions of more nodes come first: a small one may stand inside a larger one, and would break it.
 
     `constant[i]` says whether placeholder `i` is a parameter or buffer. A place where one of a
     region's `constant_inputs` is anything else is left alone.
     """
     fixed = set(gm.graph.find_nodes(op="get_attr"))
     fixed.update(node for node, flag in zip(gm.graph.find_nodes(op="placeholder"), constant or ()) if flag)
-    counts = []
-    for region, target, needs in table:
+    counts = [0] * len(table)
+    for which in sorted(range(len(table)), key=lambda which: -len(table[which][0]["nodes"])):
+        region, target, needs = table[which]
         places = [match for match in find(gm, region) if all(match.inputs[index] in fixed for index in needs)]
-        counts.append(sum(replace(gm, match, target) for match in places))
+        counts[which] = sum(replace(gm, match, target) for match in places)
     if any(counts):
         gm.graph.lint()
         gm.recompile()

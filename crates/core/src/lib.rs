@@ -14,3 +14,4 @@ pub mod stats;
 pub mod task;
 pub mod verdict;
 mod words;
+pub mod work;

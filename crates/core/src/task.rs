@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::contract::{Contract, Limits};
-use crate::graph::{Arg, TensorMeta};
-use crate::region::{Occurrence, Operand, Region};
+use crate::region::{Occurrence, Region};
+use crate::work::{longest_reduction, product_flops};
 
 /// The schema string of [`Task`].
 pub const TASK_SCHEMA: &str = "autokernel.task/1";
@@ -23,14 +23,31 @@ pub struct CopyRate {
 /// allocation, measured on a 2-core x86-64 machine with torch 2.15.
 pub const CALL_COST_US: f64 = 3.0;
 
-/// The time that good code gets: every byte once at the copy rate of that footprint, plus the call.
+/// Part of the machine's multiplication rate that good matrix products get: the rest goes into packing,
+/// edges, and the first touch of each operand.
+const PRODUCT_REACH: f64 = 0.9;
+
+/// How fast a machine moves and multiplies, as measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates<'a> {
+    /// Copy rates, smallest footprint first.
+    pub copy: &'a [CopyRate],
+    /// Additions and multiplications of f32 a microsecond, all cores together (= MFLOP/s).
+    pub flops_per_us: f64,
+}
+
+/// The time that good code gets: every byte once at the copy rate of that footprint, or its products at
+/// nine tenths of the rate of multiplication where that takes longer, plus the call.
 /// For ranking and for what can be won; never for a claim.
-pub fn reach_us(bytes: u64, rates: &[CopyRate]) -> f64 {
+pub fn reach_us(bytes: u64, flops: u64, rates: Rates<'_>) -> f64 {
     let rate = rates
+        .copy
         .iter()
         .min_by(|a, b| a.footprint.abs_diff(bytes).cmp(&b.footprint.abs_diff(bytes)))
         .map_or(10_000.0, |rate| rate.bytes_per_us);
-    bytes as f64 / rate + CALL_COST_US
+    let multiplied =
+        if rates.flops_per_us > 0.0 { flops as f64 / (rates.flops_per_us * PRODUCT_REACH) } else { 0.0 };
+    multiplied.max(bytes as f64 / rate) + CALL_COST_US
 }
 
 /// A region with everything that an agent needs to work on it.
@@ -54,16 +71,16 @@ pub struct Task {
 }
 
 impl Task {
-    /// A task from a region, the profile of one occurrence, the model's time, and the copy rates.
+    /// A task from a region, the profile of one occurrence, the model's time, and the machine's rates.
     pub fn new(
         region: Region,
         occurrences: Vec<Occurrence>,
         eager_us: f64,
         model_us: f64,
-        rates: &[CopyRate],
+        rates: Rates<'_>,
     ) -> Self {
         let contract = Contract::for_region(&region);
-        let reach_us = reach_us(region.bytes(), rates);
+        let reach_us = reach_us(region.bytes(), product_flops(&region), rates);
         let share = eager_us * occurrences.len() as f64 / model_us.max(1e-9);
         Self { schema: TASK_SCHEMA.to_owned(), region, occurrences, contract, eager_us, share, reach_us }
     }
@@ -90,35 +107,12 @@ impl Contract {
     }
 }
 
-/// The most terms that any call of the region can sum into one element: its largest operand over its result.
-pub fn longest_reduction(region: &Region) -> u64 {
-    let numel = |operand: &Operand| match operand {
-        Operand::Input(index) => region.inputs.get(*index).map_or(0, |input| input.meta.numel()),
-        Operand::Node(index) => {
-            region.nodes.get(*index).and_then(|node| node.value.tensor()).map_or(0, TensorMeta::numel)
-        }
-    };
-    let mut longest = 1;
-    for node in &region.nodes {
-        let results = match &node.value {
-            crate::graph::Value::Tensor(meta) => vec![meta.numel()],
-            crate::graph::Value::Tuple(metas) => metas.iter().flatten().map(TensorMeta::numel).collect(),
-            crate::graph::Value::Other => vec![],
-        };
-        let smallest = results.into_iter().filter(|n| *n > 0).min().unwrap_or(1);
-        node.args.iter().for_each(|arg: &Arg<Operand>| {
-            arg.for_each_ref(&mut |operand| longest = longest.max(numel(operand) / smallest));
-        });
-    }
-    longest
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dtype::Dtype;
-    use crate::graph::Value;
-    use crate::region::{REGION_SCHEMA, RegionId, RegionInput, RegionNode};
+    use crate::graph::{Arg, TensorMeta, Value};
+    use crate::region::{Operand, REGION_SCHEMA, RegionId, RegionInput, RegionNode};
 
     fn row_mean() -> Region {
         let meta = TensorMeta::contiguous(Dtype::F32, &[64, 1024]);
@@ -137,24 +131,30 @@ mod tests {
     }
 
     #[test]
-    fn a_reduction_is_as_long_as_its_row() {
-        assert_eq!(longest_reduction(&row_mean()), 1024);
-    }
-
-    #[test]
     fn winnable_is_one_when_nothing_can_be_saved_and_grows_with_share() {
-        let rates = [CopyRate { footprint: 1 << 20, bytes_per_us: 10_000.0 }];
+        let copy = [CopyRate { footprint: 1 << 20, bytes_per_us: 10_000.0 }];
+        let rates = Rates { copy: &copy, flops_per_us: 100_000.0 };
         let task = |eager: f64| {
             Task::new(
                 row_mean(),
                 vec![Occurrence { graph: 0, nodes: vec![], inputs: vec![] }],
                 eager,
                 1000.0,
-                &rates,
+                rates,
             )
         };
         assert!((winnable(&[task(1.0)]) - 1.0).abs() < 1e-12, "reach above the baseline saves nothing");
         let (some, more) = (winnable(&[task(100.0)]), winnable(&[task(400.0)]));
         assert!(1.0 < some && some < more && more < 1.0 / (1.0 - 0.4) + 1e-9);
+    }
+
+    #[test]
+    fn the_slower_of_moving_and_multiplying_bounds_the_reach() {
+        let copy = [CopyRate { footprint: 1 << 20, bytes_per_us: 10_000.0 }];
+        let rates = Rates { copy: &copy, flops_per_us: 100_000.0 };
+        let reach = |bytes, flops| reach_us(bytes, flops, rates) - CALL_COST_US;
+        assert!((reach(1_000_000, 0) - 100.0).abs() < 1e-9);
+        assert!((reach(1_000_000, 9_000_000) - 100.0).abs() < 1e-9, "multiplied while it moves");
+        assert!((reach(1_000_000, 90_000_000) - 1000.0).abs() < 1e-9);
     }
 }

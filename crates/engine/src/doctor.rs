@@ -65,7 +65,13 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
                         format!("{} KiB at {:.1} GB/s", rate.footprint >> 10, rate.bytes_per_us / 1000.0)
                     })
                     .collect();
-                format!("{}, {} cores; copies {}", facts.name, facts.cores, rates.join(", "))
+                format!(
+                    "{}, {} cores; copies {}; multiplies at {:.0} GFLOP/s",
+                    facts.name,
+                    facts.cores,
+                    rates.join(", "),
+                    facts.flops_per_us / 1000.0
+                )
             })
             .map_err(|error| error.to_string()),
     );

@@ -65,7 +65,7 @@ pub(crate) fn rank(oracle: &mut Oracle, tools: &Tools, capture: &Capture) -> Res
                 .map(|found| found.nodes.iter().map(|node| time(found.graph, node)).sum::<f64>())
                 .sum();
             let each = total / occurrences.len().max(1) as f64;
-            Task::new(region.clone(), occurrences.clone(), each, profile.total_us, &tools.device.copy)
+            Task::new(region.clone(), occurrences.clone(), each, profile.total_us, tools.device.rates())
         })
         .collect();
     tasks.sort_by(|a, b| {

@@ -11,6 +11,9 @@ use crate::schedule::{Schedule, can_stream, streamed_loads};
 
 mod expr;
 mod pass;
+mod product;
+
+pub(crate) use product::emit_products;
 
 /// Elements by which a flat loop is split: whole cache lines whatever the type.
 const FLAT_UNIT: u64 = 64;
@@ -61,6 +64,8 @@ pub(crate) struct Emitter<'a> {
     schedule: &'a Schedule,
     region: &'a Region,
     bases: BTreeMap<Base, String>,
+    /// Variables that hold the ends of the part of the row to walk, where it is not the whole row.
+    part: Option<[&'static str; 2]>,
     text: Text,
 }
 
@@ -111,8 +116,7 @@ template <class T> AK_FN E rounded(E x) {
 
 /// The text of a kernel file.
 pub(crate) fn emit(program: &Program, schedule: &Schedule, region: &Region) -> String {
-    let mut emitter = Emitter { program, schedule, region, bases: BTreeMap::new(), text: Text::default() };
-    emitter.find_bases();
+    let mut emitter = Emitter::new(program, schedule, region, schedule.flat.then_some(["begin", "end"]));
     emitter.header();
     emitter.prelude();
     emitter.rows();
@@ -144,9 +148,21 @@ const fn c_type(dtype: Dtype) -> &'static str {
     }
 }
 
-impl Emitter<'_> {
+impl<'a> Emitter<'a> {
+    fn new(
+        program: &'a Program,
+        schedule: &'a Schedule,
+        region: &'a Region,
+        part: Option<[&'static str; 2]>,
+    ) -> Self {
+        let mut emitter =
+            Self { program, schedule, region, bases: BTreeMap::new(), part, text: Text::default() };
+        emitter.find_bases();
+        emitter
+    }
+
     fn input_type(&self, tensor: usize) -> &'static str {
-        c_type(self.region.inputs[tensor].meta.dtype)
+        self.region.inputs.get(tensor).map_or("E", |input| c_type(input.meta.dtype))
     }
 
     fn output_dtype(&self, tensor: usize) -> Dtype {
@@ -268,6 +284,8 @@ impl Emitter<'_> {
             }
             let line = if base.output {
                 format!("{}* const {name} = out{}{at};", c_type(self.output_dtype(base.tensor)), base.tensor)
+            } else if let Some(product) = base.tensor.checked_sub(self.region.inputs.len()) {
+                format!("const E* const {name} = tile[{product}][r - begin] - from;")
             } else {
                 format!("const {}* const {name} = in{}{at};", self.input_type(base.tensor), base.tensor)
             };

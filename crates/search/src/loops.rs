@@ -112,7 +112,7 @@ pub enum Expr {
 /// Where a tensor is read or written: `offset + Σ stride[d] * variable[d]`, in elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Number of the region's input or output.
+    /// Number of the region's input or output; a load's number beyond the inputs is one of [`Program::products`].
     pub tensor: usize,
     /// Constant part.
     pub offset: i64,
@@ -241,6 +241,9 @@ pub struct Program {
     pub reduces: Vec<Reduce>,
     /// What is written.
     pub stores: Vec<Store>,
+    /// Nodes of the region whose results are at hand a tile at a time: as loads they count on from the
+    /// inputs, and their rows do not lie one behind the other.
+    pub products: Vec<usize>,
     /// Whether numbers are double precision.
     pub wide: bool,
 }

@@ -21,11 +21,13 @@ use crate::op::{self, Class};
 mod call;
 mod composite;
 mod exact;
+mod product;
 mod space;
 mod views;
 
 pub(crate) use call::Call;
 use space::Space;
+pub(crate) use views::{argument, source};
 
 /// Why a region cannot be lowered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,6 +113,7 @@ fn finish(lowering: Lower<'_>, stores: Vec<Store>, wide: bool) -> Result<Program
         loads: lowering.loads,
         reduces: lowering.reduces,
         stores,
+        products: lowering.products,
         wide,
     };
     let row_dims = program.coalesce(&mut sizes, space.row_dims);
@@ -157,6 +160,7 @@ pub(crate) struct Lower<'a> {
     loads: Vec<Access>,
     load_index: HashMap<Access, usize>,
     reduces: Vec<Reduce>,
+    products: Vec<usize>,
     pulled: Pulled,
     segment: usize,
     domain: Vec<(i64, i64)>,
@@ -172,6 +176,7 @@ impl<'a> Lower<'a> {
             loads: vec![],
             load_index: HashMap::new(),
             reduces: vec![],
+            products: vec![],
             pulled: HashMap::new(),
             segment: 0,
             domain,
@@ -281,18 +286,22 @@ impl<'a> Lower<'a> {
             return Err(Unsupported::new("input", "is i16").into());
         }
         let access = self.access(input, meta, index);
+        let id = self.load(access);
+        if meta.dtype == Dtype::Bool {
+            let zero = self.constant(0.0);
+            return Ok(self.arena.add(Expr::Compare(Compare::Ne, id, zero), false));
+        }
+        Ok(id)
+    }
+
+    fn load(&mut self, access: Access) -> Id {
         let lane = access.strides[self.space.first_row()..].iter().any(|stride| *stride != 0);
         let next = self.loads.len();
         let load = *self.load_index.entry(access.clone()).or_insert(next);
         if load == next {
             self.loads.push(access);
         }
-        let id = self.arena.add(Expr::Load(load), lane);
-        if meta.dtype == Dtype::Bool {
-            let zero = self.constant(0.0);
-            return Ok(self.arena.add(Expr::Compare(Compare::Ne, id, zero), false));
-        }
-        Ok(id)
+        self.arena.add(Expr::Load(load), lane)
     }
 
     fn node(&mut self, number: usize, result: usize, index: &[Affine]) -> Result<Id, Stop> {
@@ -312,6 +321,7 @@ impl<'a> Lower<'a> {
             Class::Composite => self.composite(node, result, index),
             Class::Channelwise => self.channelwise(node, result, index),
             Class::Split => self.split(node, result, index),
+            Class::Product => self.product(node, number, index),
             Class::Pick => match (node.args.first(), node.args.get(1)) {
                 (Some(Arg::Ref(operand)), Some(Arg::Int(which))) => {
                     self.pull(*operand, *which as usize, index)

@@ -41,6 +41,8 @@ pub enum Class {
     Split,
     /// One result of several.
     Pick,
+    /// Rows of one matrix times columns of another; see [`mod@crate::product`].
+    Product,
 }
 
 impl Class {
@@ -77,6 +79,7 @@ pub fn class(op: &str) -> Option<Class> {
         "var_mean" if overload == "correction" => Class::Composite,
         "_native_batch_norm_legit_no_training" => Class::Channelwise,
         "split" | "split_with_sizes" | "unbind" => Class::Split,
+        "mm" | "addmm" | "linear" if overload == "default" => Class::Product,
         _ => return None,
     })
 }

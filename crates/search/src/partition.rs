@@ -4,7 +4,8 @@
 //! Every operator starts alone. In graph order each one is joined with the groups that it reads from,
 //! as long as the union lowers and moves fewer bytes for little more arithmetic. Views on the way
 //! between two members come along; views at the border stay outside, unless what they look at is an
-//! input of the region anyway.
+//! input of the region anyway. Matrix products come last: each takes in what follows it, if that is
+//! better off on its tiles.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,7 +14,10 @@ use autokernel_core::region::{Occurrence, Region, RegionId};
 
 use crate::lower::{Unsupported, lower};
 use crate::op::{self, Class};
+use crate::product;
 use crate::schedule::element_cost;
+
+mod products;
 
 /// Regions of a set of graphs.
 #[derive(Debug, Default)]
@@ -38,6 +42,10 @@ const CACHE_BYTES: u64 = 1 << 20;
 const ATEN_CALL_US: f64 = 1.0;
 const DEAR_PER_US: f64 = 2_000.0;
 const CALL_US: f64 = 2.4;
+/// Additions and multiplications a microsecond of a library's product, and how much better a kernel with a
+/// packed operand should do.
+const FLOPS_PER_US: f64 = 150_000.0;
+const PRODUCT_GAIN: f64 = 1.15;
 
 /// Cuts graphs into regions.
 pub fn partition(graphs: &[Graph]) -> Partition {
@@ -106,7 +114,9 @@ impl<'g> Cutter<'g> {
         for number in 0..self.graph.nodes.len() {
             if self.is_work(number) {
                 self.start(number, &mut groups, &mut group_of);
-                self.grow(number, &mut groups, &mut group_of);
+                if !self.is_product(number) {
+                    self.grow(number, &mut groups, &mut group_of);
+                }
             } else if self.graph.nodes[number].kind == NodeKind::Call && self.classes[number].is_none() {
                 left.push((
                     self.graph.nodes[number].target.clone(),
@@ -114,6 +124,7 @@ impl<'g> Cutter<'g> {
                 ));
             }
         }
+        self.join_products(&mut groups, &mut group_of);
         let mut found = vec![];
         for mut group in groups.into_values() {
             let reason = if group.cost.is_some() {
@@ -146,10 +157,16 @@ impl<'g> Cutter<'g> {
             members
                 .extend(self.users[number].iter().filter(|user| self.classes[**user] == Some(Class::Pick)));
         }
+        if self.is_product(number) {
+            self.take_views(number, &mut members);
+        }
         for member in &members {
             group_of.insert(*member, number);
         }
-        let group = self.price(members);
+        let group = match self.product_reason(number) {
+            Some(reason) => Group { members, cost: None, reason },
+            None => self.price(members),
+        };
         groups.insert(number, group);
     }
 
@@ -160,7 +177,7 @@ impl<'g> Cutter<'g> {
             else {
                 continue;
             };
-            if mine == theirs {
+            if mine == theirs || self.is_product(theirs) {
                 continue;
             }
             let (Some(a), Some(b)) = (groups.get(&mine), groups.get(&theirs)) else { continue };
@@ -242,7 +259,13 @@ impl<'g> Cutter<'g> {
     }
 
     fn price(&self, members: BTreeSet<usize>) -> Group {
-        let lowered = self.extract(&members).and_then(|(region, _)| Ok((lower(&region)?, region)));
+        let lowered = self.extract(&members).and_then(|(region, _)| {
+            let program = lower(&region)?;
+            if !program.products.is_empty() {
+                product::find(&program, &region)?;
+            }
+            Ok((program, region))
+        });
         match lowered {
             Ok((program, region)) if region.inputs.len() + region.outputs.len() <= MAX_TENSORS => {
                 let work = program.rows() * program.row * element_cost(&program);
@@ -300,12 +323,13 @@ impl<'g> Cutter<'g> {
             .filter(|number| self.is_work(*number) && self.classes[*number] != Some(Class::Fill))
             .collect();
         if let [only] = work.as_slice()
-            && !matches!(self.classes[*only], Some(Class::Transcendental | Class::Composite))
+            && !matches!(self.classes[*only], Some(Class::Transcendental | Class::Composite | Class::Product))
         {
             return Some("stands alone, and PyTorch runs it at the speed of memory".to_owned());
         }
         let plain: f64 = work.iter().map(|number| self.plain_us(*number)).sum();
-        let ours = CALL_US + move_us(region.bytes());
+        let multiplied: f64 = work.iter().map(|number| self.product_us(*number)).sum();
+        let ours = CALL_US + move_us(region.bytes()) + multiplied / PRODUCT_GAIN;
         if plain - ours < 2.0 * CALL_US {
             return Some("is too small to win more than a call costs".to_owned());
         }
@@ -374,7 +398,7 @@ impl<'g> Cutter<'g> {
             _ => 0,
         };
         debug_assert!(self.by_name.contains_key(node.name.as_str()));
-        ATEN_CALL_US + move_us(written + read) + dear as f64 / DEAR_PER_US
+        ATEN_CALL_US + move_us(written + read) + dear as f64 / DEAR_PER_US + self.product_us(number)
     }
 }
 

@@ -155,6 +155,19 @@ pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Sch
     ideas
 }
 
+/// One pass over parts of rows that a kernel has at hand; only for programs without reductions.
+pub(crate) fn epilogue(program: &Program) -> Schedule {
+    let stages = stages(program);
+    Schedule {
+        passes: passes(program, &stages),
+        stages,
+        kept: vec![BTreeMap::new(); program.segments.len()],
+        flat: false,
+        params: BTreeMap::new(),
+        note: String::new(),
+    }
+}
+
 fn stages(program: &Program) -> Vec<usize> {
     // A reduction stands in the arena after its bodies, since those were built before it.
     let mut stages = vec![0_usize; program.arena.len()];

@@ -1,4 +1,4 @@
-//! The machine as it measures itself: cores, name, copy rates by footprint.
+//! The machine as it measures itself: cores, name, copy rates by footprint, rate of multiplication.
 //!
 //! Measured in a child (`autokernel __worker device`), since the parent measures nothing itself.
 
@@ -6,11 +6,13 @@ use std::io;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use autokernel_core::task::CopyRate;
+use autokernel_core::task::{CopyRate, Rates};
 use serde::{Deserialize, Serialize};
 
 use crate::child;
 use crate::sandbox::SandboxError;
+
+mod multiply;
 
 /// What is known of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +24,8 @@ pub struct DeviceFacts {
     pub cores: usize,
     /// Copy rates with all cores, smallest footprint first.
     pub copy: Vec<CopyRate>,
+    /// Additions and multiplications of f32 a microsecond with all cores (= MFLOP/s): what registers alone allow.
+    pub flops_per_us: f64,
     /// Processor features, as the kernel names them.
     pub features: Vec<String>,
 }
@@ -41,7 +45,12 @@ const FOOTPRINTS: [u64; 5] = [512 << 10, 2 << 20, 8 << 20, 32 << 20, 128 << 20];
 const SLICE: Duration = Duration::from_millis(60);
 
 impl DeviceFacts {
-    /// Measures in a child; about half a second.
+    /// What reach is computed from.
+    pub fn rates(&self) -> Rates<'_> {
+        Rates { copy: &self.copy, flops_per_us: self.flops_per_us }
+    }
+
+    /// Measures in a child; less than a second.
     pub fn measure() -> Result<Self, DeviceError> {
         let fail = |reason: String| DeviceError { reason };
         let output = child::role_command("device")
@@ -62,8 +71,9 @@ pub(crate) fn print_facts() -> Result<(), SandboxError> {
         .iter()
         .map(|bytes| CopyRate { footprint: *bytes, bytes_per_us: copy_rate(*bytes, cores) })
         .collect();
+    let flops_per_us = multiply::rate(cores);
     let (name, features) = processor();
-    serde_json::to_writer(io::stdout().lock(), &DeviceFacts { name, cores, copy, features })
+    serde_json::to_writer(io::stdout().lock(), &DeviceFacts { name, cores, copy, flops_per_us, features })
         .map_err(|e| SandboxError::new("print what was measured", &e))
 }
 

@@ -59,10 +59,9 @@ impl Emitter<'_> {
     fn segment(&mut self, pass: usize, segment: usize, unroll: &str) {
         let reduces = self.schedule.passes[pass].reduces.clone();
         let (start, end) = self.program.segments[segment];
-        let (start, end) = if self.schedule.flat {
-            ("begin".to_owned(), "end".to_owned())
-        } else {
-            (start.to_string(), end.to_string())
+        let (start, end) = match self.part {
+            Some([start, end]) => (start.to_owned(), end.to_owned()),
+            None => (start.to_string(), end.to_string()),
         };
         let joined = |prefix: &str| {
             reduces.iter().fold(String::new(), |text, reduce| text + prefix + &reduce.to_string())

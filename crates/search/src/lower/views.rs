@@ -8,7 +8,7 @@ use crate::affine::Affine;
 use crate::loops::Id;
 
 /// A positional or keyword argument.
-pub(super) fn argument<'n>(node: &'n RegionNode, position: usize, keyword: &str) -> Option<&'n Arg<Operand>> {
+pub(crate) fn argument<'n>(node: &'n RegionNode, position: usize, keyword: &str) -> Option<&'n Arg<Operand>> {
     node.args
         .get(position)
         .or_else(|| node.kwargs.iter().find(|(key, _)| key == keyword).map(|(_, value)| value))
@@ -39,7 +39,7 @@ pub(super) fn ints(node: &RegionNode, position: usize, keyword: &str) -> Result<
 }
 
 /// The first argument, which must be a tensor.
-pub(super) fn source(node: &RegionNode) -> Result<Operand, Unsupported> {
+pub(crate) fn source(node: &RegionNode) -> Result<Operand, Unsupported> {
     match node.args.first() {
         Some(Arg::Ref(operand)) => Ok(*operand),
         _ => Err(Unsupported::new(&node.op, "reads no tensor")),

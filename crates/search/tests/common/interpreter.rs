@@ -125,6 +125,9 @@ fn evaluate(node: &RegionNode, inputs: &[Dense], values: &[Vec<Dense>]) -> Vec<D
     if let Some(result) = reduction(&scope, name, &shape) {
         return result;
     }
+    if let Some(result) = product(&scope, name, &shape) {
+        return vec![result];
+    }
     if name == "_native_batch_norm_legit_no_training" {
         let x: Vec<Dense> = (0..5).map(|position| scope.dense(position)).collect();
         return vec![Dense::make(&x[0].shape, |index| {
@@ -142,6 +145,32 @@ fn evaluate(node: &RegionNode, inputs: &[Dense], values: &[Vec<Dense>]) -> Vec<D
     })]
 }
 
+/// Matrix products, one sum after another.
+fn product(scope: &Scope<'_>, name: &str, shape: &[usize]) -> Option<Dense> {
+    let first = match name {
+        "mm" | "linear" => 0,
+        "addmm" => 1,
+        _ => return None,
+    };
+    let (a, b) = (scope.dense(first), scope.dense(first + 1));
+    let depth = a.shape[a.shape.len() - 1];
+    let term = |row: &[usize], column: usize, k: usize| {
+        let right = if name == "linear" { [column, k] } else { [k, column] };
+        let left: Vec<usize> = row.iter().copied().chain([k]).collect();
+        a.at(&left) * b.at(&right)
+    };
+    let (beta, alpha) = (scope.number(9, "beta", 1.0), scope.number(9, "alpha", 1.0));
+    Some(Dense::make(shape, |index| {
+        let (column, row) = index.split_last().unwrap();
+        let sum: f64 = (0..depth).map(|k| term(row, *column, k)).sum();
+        match (name, scope.node.args.get(2)) {
+            ("addmm", _) => alpha * sum + beta * scope.dense(0).at(index),
+            ("linear", Some(Arg::Ref(bias))) => sum + scope.tensor(*bias).at(&[*column]),
+            _ => sum,
+        }
+    }))
+}
+
 fn movement(scope: &Scope<'_>, name: &str, shape: &[usize]) -> Option<Vec<Dense>> {
     Some(match name {
         "getitem" => {
@@ -157,6 +186,10 @@ fn movement(scope: &Scope<'_>, name: &str, shape: &[usize]) -> Option<Vec<Dense>
         "expand" => {
             let x = scope.dense(0);
             vec![Dense::make(shape, |index| x.at(index))]
+        }
+        "t" => {
+            let x = scope.dense(0);
+            vec![Dense::make(shape, |index| x.at(&[index[1], index[0]]))]
         }
         "transpose" => {
             let x = scope.dense(0);

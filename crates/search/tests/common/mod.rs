@@ -32,6 +32,13 @@ impl Sketch {
         self.push(NodeKind::Placeholder, "", vec![], vec![], Value::Tensor(meta))
     }
 
+    /// A parameter of the model.
+    pub(crate) fn constant(&mut self, dtype: Dtype, shape: &[u64]) -> String {
+        let name = self.input(dtype, shape);
+        self.nodes.last_mut().unwrap().constant = true;
+        name
+    }
+
     pub(crate) fn call(&mut self, op: &str, args: Vec<Arg<String>>, dtype: Dtype, shape: &[u64]) -> String {
         self.push(NodeKind::Call, op, args, vec![], Value::Tensor(TensorMeta::contiguous(dtype, shape)))
     }

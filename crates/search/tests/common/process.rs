@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use autokernel_core::dtype::Dtype;
-use autokernel_core::graph::TensorMeta;
 use autokernel_core::kernel_file::{HEADERS, KernelFile, Params};
+use autokernel_core::plan::{Device, Plan, PlannedArg, PlannedLaunch, plan};
 use autokernel_core::region::Region;
 
 use super::interpreter::{Dense, read, run};
@@ -87,36 +87,67 @@ fn decode(bytes: &[u8], dtype: Dtype) -> f64 {
     }
 }
 
-fn main_program(region: &Region, file: &KernelFile) -> String {
+/// A buffer with a guard of 64 bytes on both sides.
+fn buffer(name: &str, dtype: Dtype, numel: u64) -> String {
+    let (kind, size) = c_type(dtype);
+    format!(
+        "    char* raw_{name} = (char*)aligned_alloc(64, ({numel} * {size} + 191) / 64 * 64 + 64);\n    memset(raw_{name}, 0x5a, {numel} * {size} + 128);\n    {kind}* {name} = ({kind}*)(raw_{name} + 64);\n"
+    )
+}
+
+/// Looks at the guards of a buffer after the calls.
+fn guards(name: &str, dtype: Dtype, numel: u64) -> String {
+    let size = c_type(dtype).1;
+    format!(
+        "    for (int i = 0; i < 64; ++i) if (raw_{name}[i] != 0x5a || raw_{name}[64 + {numel} * {size} + i] != 0x5a) return 3;\n"
+    )
+}
+
+fn launch(launch: &PlannedLaunch) -> String {
+    let args: Vec<String> = launch
+        .args
+        .iter()
+        .map(|arg| match arg {
+            PlannedArg::Input(n) => format!("in{n}"),
+            PlannedArg::Output(n) => format!("out{n}"),
+            PlannedArg::Scratch(n) => format!("scratch{n}"),
+            PlannedArg::Prepared(n) => format!("prepared{n}"),
+            PlannedArg::Int(value) => value.to_string(),
+            PlannedArg::Threads => "atoi(argv[3])".to_owned(),
+            PlannedArg::TensorMap { .. } => panic!("a tensor map on a CPU"),
+        })
+        .collect();
+    format!("    {}({});\n", launch.entry, args.join(", "))
+}
+
+fn main_program(region: &Region, file: &KernelFile, plan: &Plan) -> String {
     let body = file.source.split_once("@*/").unwrap().1;
     let mut main = String::from("int main(int, char** argv) {\n    FILE* f = fopen(argv[1], \"rb\");\n");
-    let mut args = vec![];
-    let buffer = |name: &str, meta: &TensorMeta| {
-        let (kind, size) = c_type(meta.dtype);
-        // A guard of 64 bytes on both sides, checked after the call.
-        format!(
-            "    char* raw_{name} = (char*)aligned_alloc(64, ({0} * {size} + 191) / 64 * 64 + 64);\n    memset(raw_{name}, 0x5a, {0} * {size} + 128);\n    {kind}* {name} = ({kind}*)(raw_{name} + 64);\n",
-            meta.extent()
-        )
-    };
+    let mut checks = String::new();
     for (n, input) in region.inputs.iter().enumerate() {
         let size = c_type(input.meta.dtype).1;
-        main += &buffer(&format!("in{n}"), &input.meta);
+        main += &buffer(&format!("in{n}"), input.meta.dtype, input.meta.extent());
         main += &format!("    if (fread(in{n}, {size}, {}, f) == 0) return 2;\n", input.meta.extent());
-        args.push(format!("in{n}"));
     }
     for (n, meta) in region.output_metas().into_iter().enumerate() {
-        main += &buffer(&format!("out{n}"), meta);
-        args.push(format!("out{n}"));
+        main += &buffer(&format!("out{n}"), meta.dtype, meta.extent());
+        checks += &guards(&format!("out{n}"), meta.dtype, meta.extent());
     }
-    main += &format!("    region({}, atoi(argv[3]));\n    f = fopen(argv[2], \"wb\");\n", args.join(", "));
+    for (n, scratch) in plan.scratch.iter().enumerate() {
+        main += &buffer(&format!("scratch{n}"), scratch.dtype, scratch.numel);
+        checks += &guards(&format!("scratch{n}"), scratch.dtype, scratch.numel);
+    }
+    for (n, step) in plan.prepare.iter().enumerate() {
+        main += &buffer(&format!("prepared{n}"), step.dtype, step.numel);
+        checks += &guards(&format!("prepared{n}"), step.dtype, step.numel);
+        main += &launch(&step.launch);
+    }
+    plan.launches.iter().for_each(|planned| main += &launch(planned));
+    main += "    f = fopen(argv[2], \"wb\");\n";
     for (n, meta) in region.output_metas().into_iter().enumerate() {
-        let size = c_type(meta.dtype).1;
-        main += &format!(
-            "    fwrite(out{n}, {size}, {0}, f);\n    for (int i = 0; i < 64; ++i) if (raw_out{n}[i] != 0x5a || raw_out{n}[64 + {0} * {size} + i] != 0x5a) return 3;\n",
-            meta.extent()
-        );
+        main += &format!("    fwrite(out{n}, {}, {}, f);\n", c_type(meta.dtype).1, meta.extent());
     }
+    main += &checks;
     format!(
         "{body}\n#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n{main}    fclose(f);\n    return 0;\n}}\n"
     )
@@ -160,7 +191,9 @@ pub(crate) fn check(
     for (name, text) in HEADERS {
         std::fs::write(folder.join(name), text).unwrap();
     }
-    std::fs::write(folder.join("kernel.cpp"), main_program(region, file)).unwrap();
+    let device = Device { sms: 0, shared: 0, cores: threads as i64 };
+    let plan = plan(file, region, params, &device).map_err(|error| error.to_string())?;
+    std::fs::write(folder.join("kernel.cpp"), main_program(region, file, &plan)).unwrap();
     let mut input = vec![];
     for (values, meta) in storage.iter().zip(&region.inputs) {
         input.extend(values.iter().flat_map(|value| encode(*value, meta.meta.dtype)));
