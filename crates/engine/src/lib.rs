@@ -16,6 +16,7 @@ mod optimize;
 mod options;
 mod package;
 mod profile;
+mod replay;
 mod report;
 mod session;
 mod tasks;
@@ -33,6 +34,7 @@ pub use optimize::{is_running, optimize, resume};
 pub use options::{ModelSpec, OptimizeOptions, parse_budget, parse_input};
 pub use package::{Manifest, PACKAGE_SCHEMA};
 pub use profile::profile;
+pub use replay::{ReplayReport, replay};
 pub use report::{
     Baseline, Break, CandidateCounts, Cost, DeviceReport, FormReport, LeftReport, ModelReport,
     OptimizeReport, ProfileReport, RegionReport, Seconds, Speedups, Spread, Versions,

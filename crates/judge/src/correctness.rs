@@ -63,6 +63,7 @@ impl JudgedTask {
         baseline_us: f64,
         floor_us: Option<f64>,
     ) -> Result<Self, JudgeError> {
+        let _beside = MachineLock::work(LOCK_PATIENCE)?;
         let truth = Truth::prepare(contract, sets)?;
         let (inputs, buffers) = stage_inputs(&region, &truth)?;
         Ok(Self { region, truth, baseline_us, floor_us, inputs, buffers })

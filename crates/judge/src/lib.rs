@@ -28,6 +28,7 @@ pub use correctness::{Checked, Judge, JudgedTask};
 pub use decide::{Decided, EvidenceError, decide};
 pub use error::JudgeError;
 pub use evidence::{Evidence, Facts, Race};
+pub use lock::{LOCK_PATIENCE, MachineLock};
 pub use patience::{PATIENCE, Patience};
 pub use record::{Record, RecordError};
 pub use round::{Child, Contest, Contestant, Protocol, Staging, Zygote};

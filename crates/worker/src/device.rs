@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::child;
 use crate::sandbox::SandboxError;
 
+mod together;
+
 /// What is known of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,6 +26,11 @@ pub struct DeviceFacts {
     pub copy: Vec<CopyRate>,
     /// Processor features, as the kernel names them.
     pub features: Vec<String>,
+    /// How many times as long one thread takes when one runs on every other core too. About 1 where
+    /// each has a core of its own; 1.4 to 2 where two of them are one physical core, which a guest
+    /// is not told. `None` on one core, and where the machine was never calm enough to find out.
+    #[serde(default)]
+    pub together: Option<f64>,
 }
 
 /// Why the machine could not be measured.
@@ -63,7 +70,8 @@ pub(crate) fn print_facts() -> Result<(), SandboxError> {
         .map(|bytes| CopyRate { footprint: *bytes, bytes_per_us: copy_rate(*bytes, cores) })
         .collect();
     let (name, features) = processor();
-    serde_json::to_writer(io::stdout().lock(), &DeviceFacts { name, cores, copy, features })
+    let together = together::slowdown(cores);
+    serde_json::to_writer(io::stdout().lock(), &DeviceFacts { name, cores, copy, features, together })
         .map_err(|e| SandboxError::new("print what was measured", &e))
 }
 
