@@ -2,6 +2,7 @@
 
 mod bench;
 mod brief;
+mod calibrate;
 mod certificate;
 mod contestants;
 mod doctor;
@@ -24,6 +25,7 @@ mod trial;
 
 pub use bench::{BenchReport, bench};
 pub use brief::{Brief, brief};
+pub use calibrate::{CalibrateOptions, Calibration, Comparison, Durations, Series, calibrate};
 pub use certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
 pub use doctor::{Check, DoctorReport, doctor};
 pub use error::{EngineError, full_message};

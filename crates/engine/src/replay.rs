@@ -75,8 +75,8 @@ fn read(store: &Store, wanted: &str) -> Result<Vec<u8>, EngineError> {
         Some((run, region)) => {
             let run = store.run(run)?;
             let task = store.task(&run.id, region)?;
-            let newest = store.candidates(&run.id, &task.region)?.into_iter().rev();
-            newest.flat_map(|candidate| candidate.evidence).next()
+            let mut newest = store.candidates(&run.id, &task.region)?.into_iter().rev();
+            newest.find_map(|candidate| candidate.evidence)
         }
         None => store.find_evidence(wanted)?,
     };

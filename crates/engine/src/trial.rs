@@ -24,7 +24,7 @@ use crate::session::{Oracle, Tools, beside};
 
 /// The folder of a task's inputs, the only one of the task that a child with a candidate may read.
 /// The bridge writes truth and baseline outputs beside it.
-const INPUTS: &str = "inputs";
+pub(crate) const INPUTS: &str = "inputs";
 
 /// Most input sets of a task.
 const SETS: usize = 10;

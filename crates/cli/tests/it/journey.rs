@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::program::{Outcome, fixture, folder, json, model, run};
+use crate::program::{Outcome, fixture, folder, json, model, program, run};
 use crate::shape::shape;
 
 /// A finished run.
@@ -178,10 +178,10 @@ fn stored_verdict() -> String {
 #[test]
 fn a_verdict_is_decided_again_without_python() {
     let journey = journey();
-    let run = journey.report["run"].as_str().unwrap();
+    let name = journey.report["run"].as_str().unwrap();
     let mut command = program(&journey.home);
-    command.args(["judge", "--replay", &format!("{run}/0"), "--format", "json"]).env("PATH", "/nowhere");
-    let report = program::run(command).expect(0).json();
+    command.args(["judge", "--replay", &format!("{name}/0"), "--format", "json"]).env("PATH", "/nowhere");
+    let report = run(command).expect(0).json();
     assert_eq!(report["schema"], "autokernel.replay/1");
     assert_eq!(report["agrees"], true);
     assert_eq!(report["decided"], report["stored"]);
