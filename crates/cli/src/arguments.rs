@@ -103,17 +103,20 @@ pub(crate) enum Command {
         #[arg(value_name = "REGION")]
         region: String,
     },
-    /// Put one kernel file before the judge.
+    /// Put one kernel file before the judge, or decide a stored verdict again.
     Judge {
         /// A run's name, the beginning of it, or `last`.
-        #[arg(value_name = "RUN")]
-        run: String,
+        #[arg(value_name = "RUN", required_unless_present = "replay")]
+        run: Option<String>,
         /// A region's hash, the beginning of it, or its rank from 0.
-        #[arg(value_name = "REGION")]
-        region: String,
+        #[arg(value_name = "REGION", required_unless_present = "replay")]
+        region: Option<String>,
         /// The kernel file.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
+        #[arg(value_name = "FILE", required_unless_present = "replay")]
+        file: Option<PathBuf>,
+        /// Decide again from stored evidence alone: a file, the hash that `judge` printed, or RUN/REGION for a region's newest.
+        #[arg(long, value_name = "VERDICT", conflicts_with_all = ["run", "region", "file"])]
+        replay: Option<String>,
         #[command(flatten)]
         python: PythonArguments,
     },

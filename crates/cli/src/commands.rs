@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use autokernel_engine::{
     Brief, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, is_running, judge_file,
-    optimize, profile, resume,
+    optimize, profile, replay, resume,
 };
 use autokernel_store::{RunStatus, Store};
 use serde::Serialize;
@@ -59,8 +59,16 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
             let report = brief(&open_store()?, &run, &region)?;
             show(format, &report, |report: &Brief| line(report.text.trim_end()))
         }
-        Command::Judge { run, region, file, python } => {
-            let text = read_kernel_file(&file)?;
+        Command::Judge { replay: Some(wanted), .. } => {
+            let report = replay(&open_store()?, &wanted)?;
+            let agrees = report.agrees;
+            show(format, &report, |report| line(report.text.trim_end()))?;
+            if agrees { Ok(()) } else { Err(Failure::not_confirmed()) }
+        }
+        Command::Judge { run, region, file, python, .. } => {
+            // The argument parser asks for all three.
+            let (run, region) = (run.unwrap_or_default(), region.unwrap_or_default());
+            let text = read_kernel_file(&file.unwrap_or_default())?;
             let mut store = open_store()?;
             let report = judge_file(&choice(&python), &mut store, &run, &region, &text, &mut lines)?;
             let faster = report.verdict == "faster";

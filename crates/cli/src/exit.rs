@@ -166,6 +166,16 @@ fn describe(error: &EngineError) -> (ExitCode, String, Option<String>) {
         EngineError::Store(StoreError::NoRun { .. }) => {
             plain(ExitCode::Usage, "no_run", "`autokernel runs` lists them")
         }
+        EngineError::Store(StoreError::NoEvidence { .. }) => plain(
+            ExitCode::Usage,
+            "no_evidence",
+            "name a file, six or more digits of the hash that `judge` printed, or RUN/REGION",
+        ),
+        EngineError::Record(_) | EngineError::Evidence(_) => plain(
+            ExitCode::Store,
+            "evidence",
+            "nothing can be said from damaged evidence; put the kernel file before the judge again",
+        ),
         EngineError::Store(StoreError::NoRegion { .. }) => plain(ExitCode::Usage, "no_region", ""),
         EngineError::Store(_) => plain(
             ExitCode::Store,

@@ -11,14 +11,26 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::verdict::{Interval, Verdict};
 
-/// The two-sided error that a whole comparison may make, over all its looks.
+/// The two-sided error that the interval of a whole comparison may make, over all its looks.
 pub const ALPHA: f64 = 0.05;
+
+/// The share of [`ALPHA`] that a claim of a difference may use up: `faster` and `slower` must also
+/// stand in an interval of `1 - 0.1 alpha`. An interval that misses the truth once in twenty is what
+/// readers expect of a figure; a judge that errs once in twenty would let one useless candidate
+/// through for every twenty that are tried. At the noise of a fit machine it costs no power: 3 % over
+/// a spread of 2 % is eight standard errors after 32 pairs, and 3.6 are asked for.
+pub const CLAIM: f64 = 0.1;
 
 /// Pairs that a figure needs before it may be reported.
 pub const REPORTED_PAIRS: usize = 10;
 
 /// A machine whose pairs spread by more than this is unfit to decide small differences.
 pub const UNFIT_NOISE: f64 = 0.02;
+
+/// On a machine that is unfit by its noise a difference counts only from this many times the noise
+/// on: such noise is no bell curve (calls snap to multiples of a scheduler's tick), and an interval
+/// that believes in one may lie beside the truth.
+pub const NOISY_EFFECT: f64 = 2.0;
 
 /// One look at the data: after how many pairs, with how much of [`ALPHA`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,28 +63,22 @@ pub enum ScheduleError {
 }
 
 impl Schedule {
-    /// For a decision that nobody quotes: looks at 6, 10 and 16 pairs.
+    /// Looks at 6, 10, 16 and 32 pairs. At 6 only what nobody will quote can end it (`same`,
+    /// `slower`): a figure that is reported has [`REPORTED_PAIRS`]. The last look is there for
+    /// [`Verdict::Same`]: after 16 pairs the interval fits into ±1 % up to a spread of about 1 %,
+    /// after 32 up to 1.6 %; a candidate that is clearly faster or slower never gets there.
     pub fn confirm() -> Self {
         Self(vec![
-            Look { pairs: 6, alpha: 0.01 },
-            Look { pairs: 10, alpha: 0.015 },
-            Look { pairs: 16, alpha: 0.025 },
+            Look { pairs: 6, alpha: 0.005 },
+            Look { pairs: REPORTED_PAIRS, alpha: 0.01 },
+            Look { pairs: 16, alpha: 0.015 },
+            Look { pairs: 32, alpha: 0.02 },
         ])
-    }
-
-    /// For a figure that is reported: no look before [`REPORTED_PAIRS`].
-    pub fn report() -> Self {
-        Self(vec![Look { pairs: REPORTED_PAIRS, alpha: 0.025 }, Look { pairs: 16, alpha: 0.025 }])
     }
 
     /// The looks, in order.
     pub fn looks(&self) -> &[Look] {
         &self.0
-    }
-
-    /// Pairs of the last look.
-    pub fn most(&self) -> usize {
-        self.0.last().map_or(0, |look| look.pairs)
     }
 }
 
@@ -115,7 +121,20 @@ pub enum Decision {
         verdict: Verdict,
         /// Pairs that it rests on.
         pairs: usize,
+        /// Why an ambiguous verdict is not another one.
+        doubt: Option<Doubt>,
     },
+}
+
+/// What keeps an interval from being a decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Doubt {
+    /// It holds both a difference that counts and none.
+    Wide,
+    /// It holds a difference, which does not stand at the level of a claim.
+    Unsure,
+    /// The pairs spread by this much, too much for a difference as small as that.
+    Noise(f64),
 }
 
 /// Differences of log times, one a pair of fresh processes, in the order of measurement.
@@ -151,15 +170,19 @@ impl PairedSamples {
 
     /// Replays the looks in order: the first one that decides gives the verdict, and pairs measured
     /// after it count for nothing, so a verdict can't be fished for by measuring on.
-    pub fn decide(&self, schedule: &Schedule) -> Decision {
+    ///
+    /// `family` is the number of candidates that stand in line for one place, the first that is faster
+    /// gets it, and no other is tried then. So of Holm's procedure only the first step is ever taken:
+    /// each claim is made at its alpha over `family`.
+    pub fn decide(&self, schedule: &Schedule, family: usize) -> Decision {
         let mut last = None;
         for look in schedule.looks() {
-            let Some(interval) = self.interval(look.pairs, look.alpha) else {
+            let Some((verdict, doubt)) = self.look(look, family) else {
                 return Decision::Continue { pairs: look.pairs };
             };
-            let verdict = Verdict::from_speedup(interval);
-            let decided = !matches!(verdict, Verdict::Ambiguous { .. });
-            last = Some(Decision::Stop { verdict, pairs: look.pairs });
+            let quoted = matches!(verdict, Verdict::Faster { .. }) && look.pairs < REPORTED_PAIRS;
+            let decided = doubt.is_none() && !quoted;
+            last = Some(Decision::Stop { verdict, pairs: look.pairs, doubt });
             if decided {
                 break;
             }
@@ -168,15 +191,30 @@ impl PairedSamples {
         last.unwrap_or(Decision::Continue { pairs: 0 })
     }
 
-    /// Two-sided p-value of "no difference", valid for a comparison that was looked at several
-    /// times: each look's p-value is scaled by the share of alpha that the look may spend.
-    pub fn p_value(&self, schedule: &Schedule) -> f64 {
-        let p = |look: &Look| {
-            let (mean, error, freedom) = mean_and_error(self.differences.get(..look.pairs)?)?;
-            let raw = if error > 0.0 { two_sided_p(mean / error, freedom)? } else { f64::from(mean == 0.0) };
-            Some(raw * ALPHA / look.alpha)
+    /// What one look says; `None` when its pairs are not there yet.
+    fn look(&self, look: &Look, family: usize) -> Option<(Verdict, Option<Doubt>)> {
+        let interval = self.interval(look.pairs, look.alpha)?;
+        let claim = self.interval(look.pairs, look.alpha * CLAIM / family.max(1) as f64)?;
+        let noise = MAD_TO_SIGMA * mad(self.differences.get(..look.pairs)?)?;
+        let verdict = Verdict::from_speedup(interval);
+        let stands = match verdict {
+            Verdict::Faster { .. } => claim.low > 1.0,
+            Verdict::Slower { .. } => claim.high < 1.0,
+            _ => true,
         };
-        schedule.looks().iter().filter_map(p).fold(1.0, f64::min)
+        let small = interval.value.ln().abs() < NOISY_EFFECT * noise;
+        let doubt = match verdict {
+            Verdict::Ambiguous { .. } if noise > UNFIT_NOISE => Some(Doubt::Noise(noise)),
+            Verdict::Ambiguous { .. } => Some(Doubt::Wide),
+            _ if noise > UNFIT_NOISE && small => Some(Doubt::Noise(noise)),
+            _ if !stands => Some(Doubt::Unsure),
+            _ => None,
+        };
+        Some(if doubt.is_some() {
+            (Verdict::Ambiguous { speedup: interval }, doubt)
+        } else {
+            (verdict, None)
+        })
     }
 
     /// Robust relative spread of the pairs: what the machine adds to a comparison.
@@ -198,24 +236,6 @@ fn mean_and_error(values: &[f64]) -> Option<(f64, f64, f64)> {
 
 fn student_quantile(p: f64, freedom: f64) -> Option<f64> {
     Some(StudentsT::new(0.0, 1.0, freedom).ok()?.inverse_cdf(p))
-}
-
-fn two_sided_p(t: f64, freedom: f64) -> Option<f64> {
-    Some(2.0 * StudentsT::new(0.0, 1.0, freedom).ok()?.cdf(-t.abs()))
-}
-
-/// Holm's adjusted p-values, in the order given: finalist `i` stands at level `alpha` over the whole
-/// family when its value is at most `alpha`.
-pub fn holm(p_values: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..p_values.len()).collect();
-    order.sort_by(|a, b| p_values[*a].total_cmp(&p_values[*b]));
-    let mut adjusted = vec![1.0; p_values.len()];
-    let mut running = 0.0_f64;
-    for (rank, index) in order.into_iter().enumerate() {
-        running = running.max(p_values[index] * (p_values.len() - rank) as f64).min(1.0);
-        adjusted[index] = running;
-    }
-    adjusted
 }
 
 /// Scales a median absolute deviation to the standard deviation of a normal distribution.
@@ -306,7 +326,7 @@ mod tests {
         let mut samples = PairedSamples::new();
         let mut clock = 0.0;
         loop {
-            match samples.decide(&schedule) {
+            match samples.decide(&schedule, 1) {
                 Decision::Stop { verdict, .. } => return verdict,
                 Decision::Continue { .. } => {
                     let levels =
@@ -326,29 +346,40 @@ mod tests {
         }
     }
 
-    #[test]
-    fn equal_contestants_are_seldom_told_apart() {
-        let mut noise = Noise(7);
-        for sigma in [0.002, 0.01, 0.05] {
-            let wrong = (0..1500)
-                .filter(|_| {
-                    matches!(compare(&mut noise, 1.0, sigma), Verdict::Faster { .. } | Verdict::Slower { .. })
-                })
-                .count();
-            assert!(wrong as f64 / 1500.0 <= ALPHA, "{wrong} of 1500 at sigma {sigma}");
+    /// How often each verdict is given.
+    fn verdicts(seed: u64, count: usize, speedup: f64, sigma: f64) -> [usize; 4] {
+        let mut noise = Noise(seed);
+        let mut counts = [0; 4];
+        for _ in 0..count {
+            let verdict = compare(&mut noise, speedup, sigma);
+            let at = ["faster", "same", "slower", "ambiguous"].iter().position(|n| *n == verdict.name());
+            counts[at.unwrap()] += 1;
         }
+        counts
+    }
+
+    #[test]
+    fn equal_contestants_are_almost_never_told_apart() {
+        for sigma in [0.002, 0.01, 0.02, 0.05] {
+            let [faster, _, slower, _] = verdicts(7, 1500, 1.0, sigma);
+            // 0.5 % in all; one and a half percent of the runs would be far outside of chance.
+            assert!(faster + slower <= 15, "{faster} and {slower} of 1500 at sigma {sigma}");
+        }
+        let [_, same, ..] = verdicts(8, 500, 1.0, 0.002);
+        assert!(same >= 400, "{same} of 500 are seen to be the same on a calm machine");
     }
 
     #[test]
     fn a_planted_effect_is_found() {
-        let mut noise = Noise(11);
-        let faster =
-            (0..500).filter(|_| matches!(compare(&mut noise, 1.05, 0.01), Verdict::Faster { .. })).count();
-        assert!(faster >= 490, "{faster} of 500");
-        let slower = (0..500)
-            .filter(|_| matches!(compare(&mut noise, 1.0 / 1.05, 0.01), Verdict::Slower { .. }))
-            .count();
-        assert!(slower >= 490, "{slower} of 500");
+        let [faster, ..] = verdicts(11, 500, 1.05, 0.01);
+        assert!(faster >= 490, "{faster} of 500 at 5 %");
+        let [faster, ..] = verdicts(12, 500, 1.03, 0.01);
+        assert!(faster >= 450, "{faster} of 500 at 3 %");
+        let [faster, same, slower, _] = verdicts(13, 500, 1.0 / 1.03, 0.01);
+        assert_eq!((faster, same), (0, 0), "3 % slower is never good enough");
+        assert!(slower >= 450, "{slower} of 500 at 3 % slower");
+        let [.., slower, _] = verdicts(14, 500, 1.0 / 1.1, 0.015);
+        assert_eq!(slower, 500, "10 % slower");
     }
 
     #[test]
@@ -358,32 +389,77 @@ mod tests {
         {
             let t = student_quantile(p, freedom).unwrap();
             assert!((t - expected).abs() < 2e-4, "t({p}, {freedom}) = {t}");
-            assert!((two_sided_p(t, freedom).unwrap() - 2.0 * (1.0 - p)).abs() < 1e-6);
         }
+    }
+
+    fn samples(values: &[f64]) -> PairedSamples {
+        let mut samples = PairedSamples::new();
+        for value in values {
+            assert!(samples.push(&[*value], &[1.0]));
+        }
+        samples
     }
 
     #[test]
     fn looks_are_replayed_in_order() {
-        let mut samples = PairedSamples::new();
         let schedule = Schedule::confirm();
-        for i in 0..5 {
-            assert_eq!(samples.decide(&schedule), Decision::Continue { pairs: 6 }, "after {i} pairs");
-            samples.push(&[1.2 + 0.001 * f64::from(i)], &[1.0]);
+        let slower = |count: usize| (0..count).map(|i| 0.8 + 0.001 * i as f64).collect::<Vec<_>>();
+        for count in 0..6 {
+            let decision = samples(&slower(count)).decide(&schedule, 1);
+            assert_eq!(decision, Decision::Continue { pairs: 6 }, "after {count} pairs");
         }
-        samples.push(&[1.2], &[1.0]);
-        let early = samples.decide(&schedule);
-        assert!(matches!(early, Decision::Stop { verdict: Verdict::Faster { .. }, pairs: 6 }));
-        samples.push(&[0.1], &[1.0]);
-        assert_eq!(samples.decide(&schedule), early, "later pairs do not reopen a decision");
-        assert_eq!(samples.decide(&Schedule::report()), Decision::Continue { pairs: 10 });
+        let early = samples(&slower(6)).decide(&schedule, 1);
+        assert!(matches!(early, Decision::Stop { verdict: Verdict::Slower { .. }, pairs: 6, doubt: None }));
+        let mut more = slower(6);
+        more.push(3.0);
+        assert_eq!(samples(&more).decide(&schedule, 1), early, "later pairs do not reopen a decision");
+    }
+
+    #[test]
+    fn a_figure_that_is_reported_has_enough_pairs() {
+        let faster: Vec<f64> = (0..10).map(|i| 1.2 + 0.001 * f64::from(i)).collect();
+        let schedule = Schedule::confirm();
+        assert_eq!(samples(&faster[..6]).decide(&schedule, 1), Decision::Continue { pairs: 10 });
+        assert!(matches!(
+            samples(&faster).decide(&schedule, 1),
+            Decision::Stop { verdict: Verdict::Faster { .. }, pairs: REPORTED_PAIRS, doubt: None }
+        ));
+    }
+
+    #[test]
+    fn small_differences_are_left_open_where_pairs_spread_too_much() {
+        let one_look = Schedule::try_from(vec![Look { pairs: 32, alpha: 0.05 }]).unwrap();
+        let spread = |middle: f64, sigma: f64| {
+            let mut noise = Noise(3);
+            samples(&(0..32).map(|_| middle * (1.0 + sigma * noise.normal())).collect::<Vec<_>>())
+        };
+        let doubt = |samples: PairedSamples| match samples.decide(&one_look, 1) {
+            Decision::Stop { doubt, .. } => doubt,
+            other @ Decision::Continue { .. } => panic!("{other:?}"),
+        };
+        assert!(matches!(doubt(spread(1.06, 0.04)), Some(Doubt::Noise(noise)) if noise > UNFIT_NOISE));
+        assert_eq!(doubt(spread(1.06, 0.01)), None);
+        assert_eq!(doubt(spread(1.5, 0.04)), None, "a large difference stands");
+    }
+
+    #[test]
+    fn many_in_line_need_stronger_evidence() {
+        let one_look = Schedule::try_from(vec![Look { pairs: 10, alpha: 0.05 }]).unwrap();
+        let values: Vec<f64> = (0..10).map(|i| 1.02 + 0.011 * (f64::from(i % 5) - 2.0)).collect();
+        let doubt = |family| match samples(&values).decide(&one_look, family) {
+            Decision::Stop { doubt, .. } => doubt,
+            other @ Decision::Continue { .. } => panic!("{other:?}"),
+        };
+        assert_eq!(doubt(1), None);
+        assert_eq!(doubt(5), Some(Doubt::Unsure));
     }
 
     #[test]
     fn schedules_are_checked() {
-        for schedule in [Schedule::confirm(), Schedule::report()] {
-            let text = serde_json::to_string(&schedule).unwrap();
-            assert_eq!(serde_json::from_str::<Schedule>(&text).unwrap(), schedule);
-        }
+        let schedule = Schedule::confirm();
+        let text = serde_json::to_string(&schedule).unwrap();
+        assert_eq!(serde_json::from_str::<Schedule>(&text).unwrap(), schedule);
+        assert!(Schedule::try_from(schedule.looks().to_vec()).is_ok(), "it spends no more than it may");
         assert!(Schedule::try_from(vec![]).is_err());
         assert!(Schedule::try_from(vec![Look { pairs: 6, alpha: 0.06 }]).is_err());
         assert!(
@@ -398,14 +474,6 @@ mod tests {
         assert!(!samples.push(&[0.0], &[1.0]));
         assert!(!samples.push(&[f64::NAN], &[1.0]));
         assert!(samples.differences().is_empty());
-    }
-
-    #[test]
-    fn holm_steps_down() {
-        let adjusted = holm(&[0.01, 0.04, 0.03, 0.005]);
-        for (got, expected) in adjusted.iter().zip([0.03, 0.06, 0.06, 0.02]) {
-            assert!((got - expected).abs() < 1e-12, "{adjusted:?}");
-        }
     }
 
     #[test]
@@ -446,17 +514,6 @@ mod tests {
             }
             for (x, y) in one.differences().iter().zip(other.differences()) {
                 prop_assert!((x - y).abs() < 1e-9);
-            }
-        }
-
-        #[test]
-        fn holm_keeps_order_and_never_lowers(p in prop::collection::vec(0.0_f64..1.0, 1..12)) {
-            let adjusted = holm(&p);
-            for i in 0..p.len() {
-                prop_assert!(adjusted[i] >= p[i] && adjusted[i] <= 1.0);
-                for j in 0..p.len() {
-                    prop_assert!(p[i] > p[j] || adjusted[i] <= adjusted[j] + 1e-12);
-                }
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::package::{Manifest, read_manifest};
 use crate::report::{DeviceReport, FormReport, Versions};
 use crate::session::{Capture, Oracle, Tools, open_to_children, scratch};
 use crate::tasks::rank;
-use crate::trial::{Baselines, Places, compare_packaged, stage};
+use crate::trial::{Baselines, Entrant, Places, Terms, compare_packaged, stage};
 
 /// `autokernel.bench/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -112,8 +112,9 @@ impl Bench<'_> {
             let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
             baselines.prepare(self.tools, task, self.scratch, observer);
             let places = Places { task: folder.path(), scratch: self.scratch };
-            let tried =
-                compare_packaged(self.tools, &judged, &baselines, self.package, vec![], None, &places)?;
+            let entrant = Entrant { package: self.package, artefacts: vec![], checked: None };
+            let terms = Terms { family: 1, observer };
+            let tried = compare_packaged(self.tools, &judged, &baselines, entrant, &places, terms)?;
             let measured = tried.decided.verdict.speedup().unwrap_or(NOTHING);
             let what = format!("region {id} over {}", tried.evidence.baseline);
             claims.push(Claim { what, claimed, measured, holds: holds(claimed, measured) });

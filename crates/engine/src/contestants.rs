@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::error::EngineError;
 use crate::options::ModelSpec;
-use crate::session::{Tools, spawn_trusted};
+use crate::session::{Tools, beside, spawn_trusted};
 
 /// Longest wait for imports, construction and compilation of one form.
 const PREPARE_TIMEOUT: Duration = Duration::from_mins(20);
@@ -124,6 +124,7 @@ fn prepare_once(
     scratch: &Path,
     ahead: bool,
 ) -> Result<Prepared, EngineError> {
+    let _beside = beside()?;
     let mut peer = match subject.readable() {
         None => spawn_trusted(tools, "zygote", scratch)?,
         Some(read) => spawn_confined(tools, read, scratch)?,
@@ -181,6 +182,7 @@ impl Shared {
 
     /// Gives it another subject.
     pub(crate) fn prepare(&self, tools: &Tools, subject: &Subject<'_>) -> Result<(), EngineError> {
+        let _beside = beside()?;
         compile(&mut self.0.borrow_mut(), tools, subject, true).map(|_| ())
     }
 
@@ -206,7 +208,26 @@ pub(crate) fn environment(tools: &Tools) -> BTreeMap<String, String> {
         ("python".to_owned(), tools.interpreter.python.clone()),
         ("compiler".to_owned(), tools.toolchain.version.clone()),
         ("grad_mode".to_owned(), "no_grad".to_owned()),
+        ("autokernel".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        // A result made without confinement would be marked here.
+        ("sandbox".to_owned(), tools.confinement.clone()),
+        ("kernel".to_owned(), kernel_release()),
+        ("shared_core".to_owned(), shared_core(tools)),
     ])
+}
+
+/// The operating system's version, as it names itself.
+fn kernel_release() -> String {
+    let text = fs_err::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    if text.trim().is_empty() { "unknown".to_owned() } else { text.trim().to_owned() }
+}
+
+/// How much two threads slow each other, in words.
+pub(crate) fn shared_core(tools: &Tools) -> String {
+    match tools.device.together {
+        Some(factor) => format!("{factor:.2}"),
+        None => "unknown".to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use autokernel_worker::python;
 use autokernel_worker::toolchain::Toolchain;
 use serde::Serialize;
 
-use crate::session::{PythonChoice, confinement};
+use crate::session::{PythonChoice, alone, confinement};
 
 /// `autokernel.doctor/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +28,17 @@ pub struct Check {
     pub name: String,
     pub ok: bool,
     pub what: String,
+}
+
+/// From this slowdown on two of the cores that a system shows are taken for one.
+const SHARED_CORE: f64 = 1.25;
+
+/// What running on all cores at once costs each thread.
+fn together(slowdown: f64) -> String {
+    if slowdown < SHARED_CORE {
+        return ", each on its own".to_owned();
+    }
+    format!(", which share physical cores (with all at work a thread takes {slowdown:.1} times as long)")
 }
 
 /// Looks at everything; never fails.
@@ -54,6 +65,7 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
             .map_err(|error| error.to_string()),
     );
     check("confinement", confinement());
+    let alone = alone();
     check(
         "machine",
         DeviceFacts::measure()
@@ -65,8 +77,9 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
                         format!("{} KiB at {:.1} GB/s", rate.footprint >> 10, rate.bytes_per_us / 1000.0)
                     })
                     .collect();
+                let together = facts.together.map_or_else(String::new, together);
                 format!(
-                    "{}, {} cores; copies {}; multiplies at {:.0} GFLOP/s",
+                    "{}, {} cores{together}; copies {}; multiplies at {:.0} GFLOP/s",
                     facts.name,
                     facts.cores,
                     rates.join(", "),
@@ -75,6 +88,7 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
             })
             .map_err(|error| error.to_string()),
     );
+    drop(alone);
     let fine = checks.iter().all(|check| check.ok);
     let mut text = String::new();
     for check in &checks {

@@ -49,6 +49,8 @@ pub enum EngineError {
     Busy { run: String },
     #[error(transparent)]
     Evidence(#[from] autokernel_judge::EvidenceError),
+    #[error(transparent)]
+    Record(#[from] autokernel_judge::RecordError),
     #[error("stopped by the user; `autokernel resume {run}` goes on where it stopped")]
     Interrupted { run: String },
 }

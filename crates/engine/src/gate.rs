@@ -8,7 +8,7 @@ use std::path::Path;
 use autokernel_core::contract::{Contract, Limits};
 use autokernel_core::stats::{ALPHA, REPORTED_PAIRS};
 use autokernel_core::verdict::{Interval, Verdict};
-use autokernel_judge::{Contest, Facts, Protocol, Race, RawSet, Staging, Truth, race};
+use autokernel_judge::{Contest, Facts, PATIENCE, Patience, Protocol, Race, RawSet, Staging, Truth, race};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -17,7 +17,7 @@ use crate::error::{EngineError, model_error};
 use crate::event::{Event, Observer};
 use crate::options::ModelSpec;
 use crate::report::{FormReport, Speedups, Spread};
-use crate::session::{Oracle, Tools};
+use crate::session::{Oracle, Tools, beside};
 
 /// Input draws of the whole model that are timed and checked.
 const DRAWS: usize = 4;
@@ -81,7 +81,13 @@ pub(crate) fn gate(
     };
     observer
         .observe(&Event::Stage { what: format!("measuring {} forms of the whole model", contestants.len()) });
-    let race = race(&contest, &mut contestants, REPORTED_PAIRS, facts)?;
+    let mut say = |what: &str| observer.observe(&Event::Note { what: what.to_owned() });
+    let mut patience = Patience::new(PATIENCE, &mut say);
+    let race = race(&contest, &mut contestants, REPORTED_PAIRS, facts, &mut patience)?;
+    if race.unfit() {
+        let what = "the forms were measured on a busy machine; `autokernel bench` measures them again";
+        observer.observe(&Event::Note { what: what.to_owned() });
+    }
     for form in &mut forms {
         fill(form, &race);
         if form.correct {
@@ -121,6 +127,7 @@ fn model_truth(
         .collect();
     // Order of sums may differ between two runs of a library product; bits need not be equal.
     let contract = Contract { limits, deterministic: false };
+    let _beside = beside()?;
     Ok((Truth::prepare(contract, reply.draws).map_err(autokernel_judge::JudgeError::from)?, draws))
 }
 

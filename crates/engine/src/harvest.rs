@@ -8,18 +8,18 @@ use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::stats::median;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
-use autokernel_judge::{Evidence, Judge, ScreenOutcome};
+use autokernel_judge::{Decided, Evidence, Judge, JudgedTask, ScreenOutcome};
 use autokernel_store::{CandidateId, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, full_message};
 use crate::event::{Event, Observer};
-use crate::hunt::{Ground, Hunt, hunt};
+use crate::hunt::{Finalist, Ground, Hunt, hunt};
 use crate::interrupt::stop_if_asked;
 use crate::package::Winner;
 use crate::report::{Baseline, CandidateCounts, RegionReport};
 use crate::session::{Oracle, Tools, open_to_children};
-use crate::trial::{Baselines, Places, Tried, judge, rebuild, stage, verdict, winner_of};
+use crate::trial::{Baselines, Places, Terms, Tried, judge, rebuild, stage, verdict, winner_of};
 
 /// A region at which less than this share of the model's time can be won is left alone.
 const LEAST_SHARE: f64 = 0.004;
@@ -29,6 +29,10 @@ const LEAST_SLICE: Duration = Duration::from_secs(20);
 
 /// A kernel within this factor of its reach has nothing left to win.
 const AT_REACH: f64 = 1.05;
+
+/// Candidates of a region that may come before the judge for a verdict, fastest in the screen first,
+/// until one is faster. Each of them is held to the level of this many.
+const FINALISTS: usize = 3;
 
 /// How a region ended; stored with its task, so that a resumed run does not decide it again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -184,7 +188,7 @@ impl Field<'_> {
         if found.stopped == "budget" {
             harvest.stopped = "budget";
         }
-        let Some(best) = found.finalists.into_iter().next() else {
+        if found.finalists.is_empty() {
             let report = match found.unsupported {
                 Some(reason) => untried(task, &reason),
                 None if found.built == 0 => untried(task, "the budget was spent"),
@@ -194,37 +198,100 @@ impl Field<'_> {
                 }
             };
             return self.decide(task, report, None, harvest);
-        };
-        let screened = match best.checked {
+        }
+        let missing = baselines.prepare(self.tools, task, self.scratch, observer);
+        let bench = Bench { judged: &judged, baselines, folder: folder.path(), missing: &missing };
+        let (report, winner) = self.finals(ground, task, &bench, found.finalists, harvest, observer)?;
+        if winner.is_some() && harvest.first_accepted.is_none() {
+            harvest.first_accepted = Some(self.start.elapsed().as_secs_f64());
+        }
+        self.decide(task, report, winner, harvest)
+    }
+
+    /// The verdicts on the finalists: the next one gets its turn when one is rejected or left open.
+    /// One that is not faster ends it, since the others were slower in the screen.
+    fn finals(
+        &self,
+        ground: &Ground<'_>,
+        task: &Task,
+        bench: &Bench<'_>,
+        finalists: Vec<Finalist>,
+        harvest: &mut Harvest,
+        observer: &mut dyn Observer,
+    ) -> Result<(RegionReport, Option<Winner>), EngineError> {
+        let family = finalists.len().min(FINALISTS);
+        let mut told: Option<RegionReport> = None;
+        for finalist in finalists.into_iter().take(FINALISTS) {
+            stop_if_asked(self.run)?;
+            let ended = self.last_word(ground, task, bench, finalist, family, harvest, observer)?;
+            if ended.winner.is_some() {
+                return Ok((ended.report, ended.winner));
+            }
+            // The report is on the first that was not rejected: the fastest that is right.
+            if told.as_ref().is_none_or(|known| known.verdict == "rejected" && !ended.rejected) {
+                told = Some(ended.report);
+            }
+            if ended.last {
+                break;
+            }
+        }
+        Ok((told.unwrap_or_else(|| untried(task, "no candidate passed the judge")), None))
+    }
+
+    /// The verdict on one finalist.
+    #[expect(clippy::too_many_arguments, reason = "what a verdict needs, and where it is told")]
+    fn last_word(
+        &self,
+        ground: &Ground<'_>,
+        task: &Task,
+        bench: &Bench<'_>,
+        finalist: Finalist,
+        family: usize,
+        harvest: &mut Harvest,
+        observer: &mut dyn Observer,
+    ) -> Result<Ended, EngineError> {
+        let Finalist { file, params, candidate, checked, .. } = finalist;
+        let screened = match checked {
             Some(screened) => screened,
             // Screened in an earlier life of the run: what goes on from here is checked in this one.
-            None => match ground.judge.screen(&judged, &best.file, &best.params)? {
+            None => match ground.judge.screen(bench.judged, &file, &params)? {
                 ScreenOutcome::Ranked(screened) => screened,
                 ScreenOutcome::Rejected(rejected) => {
-                    let report = judged_report(task, best.candidate, &rejected, None);
-                    return self.decide(task, report, None, harvest);
+                    let report = judged_report(task, candidate, &rejected, None);
+                    return Ok(Ended { report, winner: None, rejected: true, last: false });
                 }
             },
         };
-        let missing = baselines.prepare(self.tools, task, self.scratch, observer);
         harvest.counts.judged += 1;
-        let winner = winner_of(&task.region, &best.file, &best.params, &screened, self.tools.threads);
-        let places = Places { task: folder.path(), scratch: self.scratch };
-        let tried = verdict(self.tools, &judged, baselines, &winner, &screened.checked, &places)?;
+        let winner = winner_of(&task.region, &file, &params, &screened, self.tools.threads);
+        let places = Places { task: bench.folder, scratch: self.scratch };
+        let terms = Terms { family, observer: &mut *observer };
+        let tried =
+            verdict(self.tools, bench.judged, bench.baselines, &winner, &screened.checked, &places, terms)?;
         let verdict = &tried.decided.verdict;
-        let (body, evidence) = (serde_json::to_value(verdict)?, serde_json::to_value(&tried.evidence)?);
-        self.store.record_verdict(best.candidate, &body, &evidence)?;
+        self.store.record_verdict(
+            candidate,
+            &serde_json::to_value(verdict)?,
+            &serde_json::to_value(&tried)?,
+        )?;
         observer.observe(&verdict_event(task, &tried));
-        let mut report = judged_report(task, best.candidate, verdict, Some(&tried));
-        if !missing.is_empty() {
-            report.reason = format!("{}; without the baseline {}", report.reason, missing.join(", "));
+        let mut report = judged_report(task, candidate, verdict, Some(&tried));
+        if !bench.missing.is_empty() {
+            report.reason = format!("{}; without the baseline {}", report.reason, bench.missing.join(", "));
         }
         // A win against less than everything that PyTorch offers is no win.
-        let faster = matches!(verdict, Verdict::Faster { .. }) && missing.is_empty();
-        if faster && harvest.first_accepted.is_none() {
-            harvest.first_accepted = Some(self.start.elapsed().as_secs_f64());
-        }
-        self.decide(task, report, faster.then_some(winner), harvest)
+        let faster = matches!(verdict, Verdict::Faster { .. }) && bench.missing.is_empty();
+        Ok(Ended {
+            rejected: matches!(verdict, Verdict::Rejected { .. }),
+            last: match verdict {
+                Verdict::Rejected { .. } => false,
+                // Where the machine is the reason it would be the same for the next one.
+                Verdict::Ambiguous { .. } => tried.decided.unfit,
+                _ => true,
+            },
+            report,
+            winner: faster.then_some(winner),
+        })
     }
 
     fn decide(
@@ -245,6 +312,24 @@ impl Field<'_> {
         harvest.winners.extend(winner);
         Ok(())
     }
+}
+
+/// What the finalists of a region are judged with.
+struct Bench<'a> {
+    judged: &'a JudgedTask,
+    baselines: &'a Baselines,
+    folder: &'a Path,
+    /// Baselines that can't be had.
+    missing: &'a [&'static str],
+}
+
+/// How the verdict on a finalist came out.
+struct Ended {
+    report: RegionReport,
+    winner: Option<Winner>,
+    rejected: bool,
+    /// Whether no other finalist is to be tried.
+    last: bool,
 }
 
 /// Takes over a region that an earlier life of the run decided. `false` when its winner can't be had
@@ -306,8 +391,7 @@ fn judged_report(
     }
     if let Some(tried) = tried {
         if report.reason.is_empty() {
-            let unfit = if tried.decided.unfit { "; the machine was noisy or busy" } else { "" };
-            report.reason = format!("{} pairs of processes{unfit}", tried.decided.pairs);
+            report.reason = pairs_of(&tried.decided);
         }
         let evidence = &tried.evidence;
         if let Some(us) = median_us(evidence, &evidence.baseline) {
@@ -316,6 +400,15 @@ fn judged_report(
         report.best_us = median_us(evidence, &evidence.candidate);
     }
     report
+}
+
+/// What a verdict rests on, and why it is open where it is.
+fn pairs_of(decided: &Decided) -> String {
+    match (&decided.reason, decided.unfit) {
+        (Some(reason), _) => format!("{} pairs of processes; {reason}", decided.pairs),
+        (None, true) => format!("{} pairs of processes; the machine was noisy", decided.pairs),
+        (None, false) => format!("{} pairs of processes", decided.pairs),
+    }
 }
 
 /// Median over processes of one contestant's time a call.

@@ -16,7 +16,7 @@ use crate::event::{Event, Observer};
 use crate::hunt::describe;
 use crate::options::OptimizeOptions;
 use crate::session::{Oracle, PythonChoice, Tools, scratch};
-use crate::trial::{Baselines, Places, judge, stage, verdict, winner_of};
+use crate::trial::{Baselines, Places, Terms, judge, stage, verdict, winner_of};
 
 /// Parameter points that `judge` screens at most before the verdict of the fastest.
 const MOST_POINTS: usize = 24;
@@ -40,6 +40,8 @@ pub struct JudgeReport {
     pub speedup: Option<Interval>,
     /// The baseline.
     pub baseline: Option<String>,
+    /// Under which hash the store keeps the evidence; `judge --replay` takes it.
+    pub evidence: Option<String>,
     /// The parameter values that were judged.
     pub params: Params,
     /// Microseconds in the screen by parameter values, fastest first; for ranking only.
@@ -126,17 +128,20 @@ pub fn judge_file(
     let missing = baselines.prepare(&tools, &task, scratch.path(), observer);
     let winner = winner_of(&task.region, &file, &params, &checked, tools.threads);
     let places = Places { task: &folder, scratch: scratch.path() };
-    let tried = verdict(&tools, &judged, &baselines, &winner, &checked.checked, &places)?;
+    let terms = Terms { family: 1, observer };
+    let tried = verdict(&tools, &judged, &baselines, &winner, &checked.checked, &places, terms)?;
     let decided = &tried.decided.verdict;
     let candidate = record(store, &row.id, &task, source, &params, decided, Some(&checked))?;
-    store.record_verdict(
-        candidate,
-        &serde_json::to_value(decided)?,
-        &serde_json::to_value(&tried.evidence)?,
-    )?;
+    let evidence =
+        store.record_verdict(candidate, &serde_json::to_value(decided)?, &serde_json::to_value(&tried)?)?;
     let mut report = report(decided);
+    report.evidence = Some(evidence.0);
+    if let Some(reason) = &tried.decided.reason {
+        report.reason.clone_from(reason);
+    }
     if !missing.is_empty() {
-        report.reason = format!("without the baseline {}", missing.join(", "));
+        let so_far = if report.reason.is_empty() { String::new() } else { format!("{}; ", report.reason) };
+        report.reason = format!("{so_far}without the baseline {}", missing.join(", "));
     }
     report.params = params;
     report.screened = screened;
@@ -180,6 +185,7 @@ fn empty_report(run: &str, task: &Task, verdict: &Verdict) -> JudgeReport {
         reason,
         speedup: verdict.speedup(),
         baseline: None,
+        evidence: None,
         params: Params::new(),
         screened: vec![],
         text: String::new(),
@@ -192,6 +198,8 @@ fn describe_report(report: &JudgeReport) -> String {
     let mut text = format!("region {}: {}", report.region, report.verdict);
     if let Some(stage) = report.stage {
         let _ = write!(text, " at {}: {}", stage.name(), report.reason);
+    } else if !report.reason.is_empty() {
+        let _ = write!(text, " ({})", report.reason);
     }
     if let Some(speedup) = report.speedup {
         let against = report.baseline.as_deref().unwrap_or("the baseline");
@@ -203,6 +211,9 @@ fn describe_report(report: &JudgeReport) -> String {
     }
     for (params, us) in report.screened.iter().take(8) {
         let _ = write!(text, "\n  screen: {us:.1} us with {}", describe(params));
+    }
+    if let Some(evidence) = report.evidence.as_ref().and_then(|id| id.get(..12)) {
+        let _ = write!(text, "\n  evidence: {evidence} (`autokernel judge --replay {evidence}`)");
     }
     text
 }

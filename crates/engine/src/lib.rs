@@ -2,6 +2,7 @@
 
 mod bench;
 mod brief;
+mod calibrate;
 mod certificate;
 mod contestants;
 mod doctor;
@@ -16,6 +17,7 @@ mod optimize;
 mod options;
 mod package;
 mod profile;
+mod replay;
 mod report;
 mod session;
 mod tasks;
@@ -23,6 +25,7 @@ mod trial;
 
 pub use bench::{BenchReport, bench};
 pub use brief::{Brief, brief};
+pub use calibrate::{CalibrateOptions, Calibration, Comparison, Durations, Series, calibrate};
 pub use certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
 pub use doctor::{Check, DoctorReport, doctor};
 pub use error::{EngineError, full_message};
@@ -33,6 +36,7 @@ pub use optimize::{is_running, optimize, resume};
 pub use options::{ModelSpec, OptimizeOptions, parse_budget, parse_input};
 pub use package::{Manifest, PACKAGE_SCHEMA};
 pub use profile::profile;
+pub use replay::{ReplayReport, replay};
 pub use report::{
     Baseline, Break, CandidateCounts, Cost, DeviceReport, FormReport, LeftReport, ModelReport,
     OptimizeReport, ProfileReport, RegionReport, Seconds, Speedups, Spread, Versions,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use autokernel_core::graph::Graph;
 use autokernel_core::plan::Device;
+use autokernel_judge::{JudgeError, LOCK_PATIENCE, MachineLock};
 use autokernel_worker::device::DeviceFacts;
 use autokernel_worker::python::{self, Interpreter, Peer};
 use autokernel_worker::sandbox;
@@ -31,6 +32,19 @@ pub struct Tools {
     pub device: DeviceFacts,
     /// Threads of models and kernels.
     pub threads: usize,
+    /// How children are confined.
+    pub confinement: String,
+}
+
+/// Held around work that would disturb a measurement of another process of ours: builds, the user's
+/// model, PyTorch's compiler. Who holds it must not measure.
+pub(crate) fn beside() -> Result<MachineLock, EngineError> {
+    Ok(MachineLock::work(LOCK_PATIENCE).map_err(JudgeError::from)?)
+}
+
+/// Held around what is timed outside of the judge.
+pub(crate) fn alone() -> Result<MachineLock, EngineError> {
+    Ok(MachineLock::measure(LOCK_PATIENCE).map_err(JudgeError::from)?)
 }
 
 /// How an interpreter may be found or made.
@@ -50,11 +64,16 @@ impl Tools {
         observer: &mut dyn Observer,
     ) -> Result<Self, EngineError> {
         let interpreter = find_interpreter(choice, observer)?;
-        let toolchain = Toolchain::detect()?;
-        confinement().map_err(|what| EngineError::Sandbox { what })?;
-        let device = DeviceFacts::measure()?;
+        let (toolchain, confinement) = {
+            let _beside = beside()?;
+            (Toolchain::detect()?, confinement().map_err(|what| EngineError::Sandbox { what })?)
+        };
+        let device = {
+            let _alone = alone()?;
+            DeviceFacts::measure()?
+        };
         let threads = threads.unwrap_or(device.cores).max(1);
-        Ok(Self { interpreter, toolchain, device, threads })
+        Ok(Self { interpreter, toolchain, device, threads, confinement })
     }
 
     /// The facts that a kernel file's expressions may ask for.
@@ -164,6 +183,7 @@ impl Oracle {
         seed: u64,
         scratch: &Path,
     ) -> Result<Self, EngineError> {
+        let _beside = beside()?;
         let mut peer = spawn_trusted(tools, "oracle", scratch)?;
         let body =
             json!({ "model": spec.spec, "inputs": spec.inputs, "seed": seed, "threads": tools.threads });
@@ -186,8 +206,10 @@ impl Oracle {
         Ok(capture)
     }
 
-    /// One request; the user's own errors become model errors.
+    /// One request; the user's own errors become model errors. A profile is a measurement, the rest
+    /// is work.
     pub(crate) fn ask(&mut self, tools: &Tools, op: &str, body: Value) -> Result<Value, EngineError> {
+        let _held = if op == "profile" { alone()? } else { beside()? };
         self.peer.request(op, body, MODEL_TIMEOUT).map_err(|error| model_error(error, &tools.interpreter))
     }
 }

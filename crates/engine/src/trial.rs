@@ -6,11 +6,10 @@ use std::time::Duration;
 use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::plan::plan;
 use autokernel_core::region::Region;
-use autokernel_core::stats::Schedule;
 use autokernel_core::task::{CopyRate, Task};
 use autokernel_judge::{
-    Checked, Contest, Contestant, Decided, Evidence, Facts, Judge, JudgeError, JudgedTask, Protocol, RawSet,
-    Screened, Staging, compare, decide,
+    Checked, Contest, Contestant, Facts, Judge, JudgeError, JudgedTask, PATIENCE, Patience, Protocol, RawSet,
+    Record, Screened, Staging, compare,
 };
 use autokernel_worker::runner::RunnerConfig;
 use autokernel_worker::toolchain::BuildLimits;
@@ -21,11 +20,11 @@ use crate::contestants::{Shared, Subject, environment, prepare};
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::package::{Winner, assemble};
-use crate::session::{Oracle, Tools};
+use crate::session::{Oracle, Tools, beside};
 
 /// The folder of a task's inputs, the only one of the task that a child with a candidate may read.
 /// The bridge writes truth and baseline outputs beside it.
-const INPUTS: &str = "inputs";
+pub(crate) const INPUTS: &str = "inputs";
 
 /// Most input sets of a task.
 const SETS: usize = 10;
@@ -165,11 +164,24 @@ impl Baselines {
     }
 }
 
-/// A verdict with the evidence that it rests on.
-#[derive(Debug)]
-pub(crate) struct Tried {
-    pub(crate) decided: Decided,
-    pub(crate) evidence: Evidence,
+/// A verdict with the evidence that it rests on, as it is stored.
+pub(crate) type Tried = Record;
+
+/// On which terms a candidate is compared.
+pub(crate) struct Terms<'a> {
+    /// Candidates in line for its place, itself included.
+    pub(crate) family: usize,
+    /// Is told when the machine is too busy to measure.
+    pub(crate) observer: &'a mut dyn Observer,
+}
+
+/// What is compared with the baselines: the operator of a package.
+pub(crate) struct Entrant<'a> {
+    pub(crate) package: &'a Path,
+    /// Hashes of its artefacts, where they were just built.
+    pub(crate) artefacts: Vec<String>,
+    /// How the bare kernel was checked, where it was.
+    pub(crate) checked: Option<Checked>,
 }
 
 /// Packages one kernel alone and compares the packaged operator with the best baseline. The artefact
@@ -181,14 +193,16 @@ pub(crate) fn verdict(
     winner: &Winner,
     checked: &Checked,
     places: &Places<'_>,
+    terms: Terms<'_>,
 ) -> Result<Tried, EngineError> {
     let folder = tempfile::Builder::new().prefix("verdict-").tempdir_in(places.scratch)?;
     // A package's folder must be a name that Python can import.
     let package = folder.path().join("package");
     let (torch, features) = (&tools.interpreter.torch, &tools.device.features);
     assemble(&package, "ours+eager", torch, features, std::slice::from_ref(winner), &[])?;
-    let ids = vec![winner.artefact.id.clone()];
-    compare_packaged(tools, judged, baselines, &package, ids, Some(checked.clone()), places)
+    let artefacts = vec![winner.artefact.id.clone()];
+    let entrant = Entrant { package: &package, artefacts, checked: Some(checked.clone()) };
+    compare_packaged(tools, judged, baselines, entrant, places, terms)
 }
 
 /// The folders of one task.
@@ -204,11 +218,11 @@ pub(crate) fn compare_packaged(
     tools: &Tools,
     judged: &JudgedTask,
     baselines: &Baselines,
-    package: &Path,
-    artefacts: Vec<String>,
-    checked: Option<Checked>,
+    entrant: Entrant<'_>,
     places: &Places<'_>,
+    terms: Terms<'_>,
 ) -> Result<Tried, EngineError> {
+    let Entrant { package, artefacts, checked } = entrant;
     let inputs = places.task.join(INPUTS);
     let subject = Subject::Packaged { region: &judged.region, package, inputs: &inputs };
     let prepared = prepare(tools, &subject, places.scratch)?;
@@ -217,9 +231,11 @@ pub(crate) fn compare_packaged(
     let contest = Contest { truth: &judged.truth, staging: Staging::Sets, protocol: Protocol::default() };
     let environment = environment(tools);
     let facts = Facts { subject: judged.region.id.0.clone(), artefacts, environment, checked };
-    let evidence = compare(&contest, &mut opponents, &mut candidate, Schedule::report(), facts)?;
-    let decided = decide(&evidence)?;
-    Ok(Tried { decided, evidence })
+    let Terms { family, observer } = terms;
+    let mut say = |what: &str| observer.observe(&Event::Note { what: what.to_owned() });
+    let mut patience = Patience::new(PATIENCE, &mut say);
+    let evidence = compare(&contest, &mut opponents, &mut candidate, family, facts, &mut patience)?;
+    Ok(Record::new(evidence)?)
 }
 
 /// What a screened candidate brings into a package.
@@ -250,6 +266,7 @@ pub(crate) fn rebuild(
     id: &str,
 ) -> Option<Winner> {
     let plan = plan(file, region, params, &judge.device).ok()?;
+    let _beside = beside().ok()?;
     let artefact = judge.toolchain.build(file, params, &judge.build).ok().filter(|built| built.id == id)?;
     Some(Winner {
         region: region.clone(),

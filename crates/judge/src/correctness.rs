@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::JudgeError;
 use crate::fault::Fault;
-use crate::lock::MachineLock;
+use crate::lock::{LOCK_PATIENCE, MachineLock};
 use crate::metrics::{Comparer, Digest, Metrics, digest};
 use crate::screen::micros;
 use crate::secret::{Seed, Stream};
@@ -34,9 +34,6 @@ use crate::truth::{RawSet, Truth};
 
 /// Alignment of every buffer: torch's allocator gives 64 bytes on CPUs.
 const ALIGN: u64 = 64;
-
-/// How long to wait for another process's measurement.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_mins(10);
 
 /// The watchdog of one call: this, or fifty times the baseline, whichever is longer.
 const CALL_SECONDS: f64 = 2.0;
@@ -66,6 +63,7 @@ impl JudgedTask {
         baseline_us: f64,
         floor_us: Option<f64>,
     ) -> Result<Self, JudgeError> {
+        let _beside = MachineLock::work(LOCK_PATIENCE)?;
         let truth = Truth::prepare(contract, sets)?;
         let (inputs, buffers) = stage_inputs(&region, &truth)?;
         Ok(Self { region, truth, baseline_us, floor_us, inputs, buffers })

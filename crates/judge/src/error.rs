@@ -5,7 +5,7 @@ use autokernel_worker::python::PeerError;
 use autokernel_worker::runner::RunnerError;
 use autokernel_worker::toolchain::BuildError;
 
-use crate::evidence::EvidenceError;
+use crate::decide::EvidenceError;
 use crate::lock::LockError;
 use crate::truth::TruthError;
 

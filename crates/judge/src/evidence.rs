@@ -1,12 +1,10 @@
-//! Evidence: everything that a verdict rests on, from which it can be decided again offline.
+//! Evidence: everything that a verdict rests on, from which [`crate::decide`] decides it again offline.
 
 use std::collections::BTreeMap;
 
 use autokernel_core::contract::Contract;
-use autokernel_core::stats::{
-    ALPHA, Decision, PairedSamples, REPORTED_PAIRS, Schedule, UNFIT_NOISE, time_interval,
-};
-use autokernel_core::verdict::{Interval, Stage, Verdict};
+use autokernel_core::stats::{PairedSamples, Schedule, time_interval};
+use autokernel_core::verdict::{Interval, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::correctness::Checked;
@@ -16,7 +14,7 @@ use crate::round::Protocol;
 use crate::secret::Seed;
 
 /// The schema string of [`Evidence`].
-pub const EVIDENCE_SCHEMA: &str = "autokernel.evidence/1";
+pub const EVIDENCE_SCHEMA: &str = "autokernel.evidence/2";
 
 /// The schema string of [`Race`].
 pub const RACE_SCHEMA: &str = "autokernel.race/1";
@@ -66,6 +64,11 @@ pub struct Round {
 }
 
 impl Round {
+    /// Whether somebody else's work may have disturbed it.
+    pub fn unfit(&self) -> bool {
+        self.contention.is_some_and(|contention| contention.unfit())
+    }
+
     /// Takes a contestant that is out of everything, indices included.
     pub(crate) fn leave(&mut self, index: usize) {
         self.processes.remove(index);
@@ -102,7 +105,7 @@ pub struct Preliminary {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// `autokernel.evidence/1`.
+    /// `autokernel.evidence/2`.
     pub schema: String,
     /// What the caller knows.
     pub facts: Facts,
@@ -120,8 +123,13 @@ pub struct Evidence {
     pub baseline: String,
     /// The candidate.
     pub candidate: String,
+    /// Candidates in line for the place of this one, itself included: the more of them, the stronger
+    /// the evidence that one needs.
+    pub family: usize,
     /// Rounds in order; in each, first the baseline, then the candidate.
     pub rounds: Vec<Round>,
+    /// What the machine did in rounds that were thrown away and measured again.
+    pub discarded: Vec<Contention>,
     /// Worst metrics of each output of the candidate, over all timed outputs that were checked in full.
     pub worst: Vec<Metrics>,
     /// Why the candidate is out, if it is.
@@ -148,127 +156,6 @@ pub struct Race {
     pub rounds: Vec<Round>,
     /// Worst metrics of each output, by contestant that was checked.
     pub worst: BTreeMap<String, Vec<Metrics>>,
-}
-
-/// Evidence that nothing can be decided from.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum EvidenceError {
-    #[error("evidence schema is `{0}`, expected `{EVIDENCE_SCHEMA}`")]
-    Schema(String),
-    #[error("round {round} does not hold `{baseline}` and `{candidate}` with usable times")]
-    Round { round: usize, baseline: String, candidate: String },
-    #[error("no timed output of the candidate was checked in round {0}")]
-    Unchecked(usize),
-    #[error("metrics of {got} outputs under a contract of {expected}")]
-    Outputs { got: usize, expected: usize },
-    #[error("{0} pairs are too few for any interval")]
-    TooFew(usize),
-}
-
-/// A verdict with what a reader has to know beside it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Decided {
-    /// The verdict.
-    pub verdict: Verdict,
-    /// Pairs that it rests on.
-    pub pairs: usize,
-    /// Whether the figure may be reported (enough pairs).
-    pub reportable: bool,
-    /// Two-sided p-value over all looks, for Holm's procedure over finalists.
-    pub p_value: f64,
-    /// Robust relative spread of the pairs.
-    pub noise: f64,
-    /// The machine was too noisy or too busy for small differences.
-    pub unfit: bool,
-}
-
-/// Decides from evidence alone.
-pub fn decide(evidence: &Evidence) -> Result<Decided, EvidenceError> {
-    if evidence.schema != EVIDENCE_SCHEMA {
-        return Err(EvidenceError::Schema(evidence.schema.clone()));
-    }
-    if let Some(failure) = &evidence.failure {
-        return Ok(rejected(failure.stage, failure.reason.clone()));
-    }
-    if let Some(reason) = broken_limit(evidence)? {
-        return Ok(rejected(Stage::Timed, reason));
-    }
-    let samples = pairs(evidence)?;
-    let measured = samples.differences().len();
-    let (verdict, used) = match samples.decide(&evidence.schedule) {
-        Decision::Stop { verdict, pairs } => (verdict, pairs),
-        Decision::Continue { .. } => {
-            // Measured on until the next look at best: no figure of an unfinished comparison counts.
-            let speedup = samples.interval(measured, ALPHA / 10.0).ok_or(EvidenceError::TooFew(measured))?;
-            (Verdict::Ambiguous { speedup }, measured)
-        }
-    };
-    let noise = samples.noise().unwrap_or(0.0);
-    let busy = evidence.rounds.iter().filter_map(|round| round.contention).any(|c| c.unfit());
-    Ok(Decided {
-        verdict,
-        pairs: used,
-        reportable: used >= REPORTED_PAIRS,
-        p_value: samples.p_value(&evidence.schedule),
-        noise,
-        unfit: busy || noise > UNFIT_NOISE,
-    })
-}
-
-/// What to do next while a comparison runs.
-pub fn next_pairs(evidence: &Evidence) -> Result<Option<usize>, EvidenceError> {
-    match pairs(evidence)?.decide(&evidence.schedule) {
-        Decision::Continue { pairs } => Ok(Some(pairs)),
-        Decision::Stop { .. } => Ok(None),
-    }
-}
-
-fn rejected(stage: Stage, reason: String) -> Decided {
-    Decided {
-        verdict: Verdict::Rejected { stage, reason },
-        pairs: 0,
-        reportable: false,
-        p_value: 1.0,
-        noise: 0.0,
-        unfit: false,
-    }
-}
-
-/// The stored metrics against the stored limits, whatever the comparison said when it ran.
-fn broken_limit(evidence: &Evidence) -> Result<Option<String>, EvidenceError> {
-    let limits = &evidence.contract.limits;
-    if evidence.worst.len() != limits.len() {
-        return Err(EvidenceError::Outputs { got: evidence.worst.len(), expected: limits.len() });
-    }
-    let broken = evidence
-        .worst
-        .iter()
-        .zip(limits)
-        .position(|(metrics, limits)| limits.as_ref().is_some_and(|limits| !metrics.within(limits)));
-    Ok(broken.map(|output| format!("output {output}: stored metrics leave the contract")))
-}
-
-fn pairs(evidence: &Evidence) -> Result<PairedSamples, EvidenceError> {
-    let mut samples = PairedSamples::new();
-    for (index, round) in evidence.rounds.iter().enumerate() {
-        let wrong = || EvidenceError::Round {
-            round: index,
-            baseline: evidence.baseline.clone(),
-            candidate: evidence.candidate.clone(),
-        };
-        let [baseline, candidate] = &round.processes[..] else { return Err(wrong()) };
-        if baseline.contestant != evidence.baseline || candidate.contestant != evidence.candidate {
-            return Err(wrong());
-        }
-        if candidate.checked == 0 {
-            return Err(EvidenceError::Unchecked(index));
-        }
-        if !samples.push(&baseline.us, &candidate.us) {
-            return Err(wrong());
-        }
-    }
-    Ok(samples)
 }
 
 impl Race {
@@ -303,6 +190,11 @@ impl Race {
         ranked.into_iter().map(|(name, _)| name).collect()
     }
 
+    /// Whether a round was measured beside somebody else's work, for want of a calmer moment.
+    pub fn unfit(&self) -> bool {
+        self.rounds.iter().any(Round::unfit)
+    }
+
     fn processes<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Process> {
         self.rounds
             .iter()
@@ -311,109 +203,17 @@ impl Race {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use autokernel_core::contract::Limits;
-    use autokernel_core::dtype::Dtype;
+/// Numbers that may be infinite or undefined, such as the error of an output that is not finite: JSON
+/// has neither, so they are null there, and infinite afterwards. They only occur beside a failure.
+pub(crate) mod finite_or_null {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::*;
-
-    fn evidence(pairs: usize, speedup: f64) -> Evidence {
-        let rounds = (0..pairs)
-            .map(|i| {
-                let wobble = 1.0 + 0.002 * ((i * 7 % 5) as f64 - 2.0);
-                let process = |name: &str, us: f64, checked| Process {
-                    contestant: name.into(),
-                    us: vec![us, us * 1.001, us * 0.999],
-                    checked,
-                };
-                Round {
-                    processes: vec![process("eager", 100.0 * wobble, 0), process("ours", 100.0 / speedup, 3)],
-                    started: vec![1, 0],
-                    turns: vec![vec![0, 1]; 3],
-                    sets: vec![2, 0],
-                    calls: 50,
-                    contention: Some(Contention { others: 0.01, steal: 0.0 }),
-                }
-            })
-            .collect();
-        Evidence {
-            schema: EVIDENCE_SCHEMA.into(),
-            facts: Facts { subject: "0123".into(), ..Facts::default() },
-            seed: "00".repeat(32).parse().unwrap(),
-            protocol: Protocol::default(),
-            schedule: Schedule::confirm(),
-            contract: Contract { limits: vec![Limits::for_dtype(Dtype::F32, 1)], deterministic: true },
-            baselines: vec![Preliminary { name: "eager".into(), us: Some(100.0) }],
-            baseline: "eager".into(),
-            candidate: "ours".into(),
-            rounds,
-            worst: vec![Metrics { ratio: 1.0, element: 2.0, centred: 1e-7 }],
-            failure: None,
-        }
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        value.is_finite().then_some(*value).serialize(serializer)
     }
 
-    #[test]
-    fn stored_evidence_gives_the_same_verdict() {
-        for (pairs, speedup, name) in [
-            (6, 1.2, "faster"),
-            (6, 0.8, "slower"),
-            (6, 1.0, "same"),
-            (16, 1.0095, "ambiguous"),
-            (5, 1.2, "ambiguous"),
-        ] {
-            let evidence = evidence(pairs, speedup);
-            let decided = decide(&evidence).unwrap();
-            assert_eq!(decided.verdict.name(), name, "{pairs} pairs at {speedup}: {decided:?}");
-            let stored = serde_json::to_string(&evidence).unwrap();
-            let again: Evidence = serde_json::from_str(&stored).unwrap();
-            assert_eq!(again, evidence);
-            assert_eq!(decide(&again).unwrap(), decided);
-        }
-        assert_eq!(next_pairs(&evidence(6, 1.2)).unwrap(), None);
-        assert_eq!(next_pairs(&evidence(4, 1.2)).unwrap(), Some(6));
-    }
-
-    #[test]
-    fn only_enough_pairs_are_reported() {
-        assert!(!decide(&evidence(6, 1.2)).unwrap().reportable);
-        let mut quoted = evidence(10, 1.2);
-        quoted.schedule = Schedule::report();
-        assert!(decide(&quoted).unwrap().reportable);
-    }
-
-    #[test]
-    fn metrics_are_held_against_the_limits_again() {
-        let mut forged = evidence(6, 1.2);
-        forged.worst[0].ratio = 9.0;
-        assert!(matches!(decide(&forged).unwrap().verdict, Verdict::Rejected { stage: Stage::Timed, .. }));
-        forged.worst.clear();
-        assert!(matches!(decide(&forged), Err(EvidenceError::Outputs { .. })));
-    }
-
-    #[test]
-    fn unchecked_or_malformed_rounds_decide_nothing() {
-        let mut unchecked = evidence(6, 1.2);
-        unchecked.rounds[3].processes[1].checked = 0;
-        assert!(matches!(decide(&unchecked), Err(EvidenceError::Unchecked(3))));
-        let mut swapped = evidence(6, 1.2);
-        swapped.rounds[0].processes.swap(0, 1);
-        assert!(matches!(decide(&swapped), Err(EvidenceError::Round { round: 0, .. })));
-        let mut old = evidence(6, 1.2);
-        old.schema = "autokernel.evidence/0".into();
-        assert!(matches!(decide(&old), Err(EvidenceError::Schema(_))));
-    }
-
-    #[test]
-    fn noise_and_company_make_a_machine_unfit() {
-        assert!(!decide(&evidence(6, 1.2)).unwrap().unfit);
-        let mut busy = evidence(6, 1.2);
-        busy.rounds[2].contention = Some(Contention { others: 0.2, steal: 0.0 });
-        assert!(decide(&busy).unwrap().unfit);
-        let mut noisy = evidence(6, 1.2);
-        for (i, round) in noisy.rounds.iter_mut().enumerate() {
-            round.processes[0].us.iter_mut().for_each(|us| *us *= 1.0 + 0.03 * (i % 3) as f64);
-        }
-        assert!(decide(&noisy).unwrap().unfit);
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
     }
 }

@@ -8,21 +8,29 @@
 //! Every comparison is made here, from copied bytes, while the candidate's process stands still.
 
 pub mod correctness;
+pub mod decide;
 pub mod error;
 pub mod evidence;
 pub mod fault;
 pub mod lock;
 pub mod metrics;
+pub mod patience;
+pub mod record;
 pub mod round;
 pub mod screen;
 pub mod secret;
 pub mod source;
 pub mod truth;
 pub mod verdict;
+pub mod watch;
 
 pub use correctness::{Checked, Judge, JudgedTask};
+pub use decide::{Decided, EvidenceError, decide};
 pub use error::JudgeError;
-pub use evidence::{Decided, Evidence, EvidenceError, Facts, Race, decide};
+pub use evidence::{Evidence, Facts, Race};
+pub use lock::{LOCK_PATIENCE, MachineLock};
+pub use patience::{PATIENCE, Patience};
+pub use record::{Record, RecordError};
 pub use round::{Child, Contest, Contestant, Protocol, Staging, Zygote};
 pub use screen::{ScreenOutcome, Screened};
 pub use truth::{RawSet, TensorFile, Truth, Unfit};

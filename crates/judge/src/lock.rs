@@ -1,8 +1,11 @@
-//! One machine, one measurement: a lock between all `autokernel` processes, and a look at what else
-//! the machine did meanwhile.
+//! One machine, one measurement: a lock between all `autokernel` processes.
 //!
-//! Whoever measures holds the lock alone. Work that would disturb a measurement (builds, staging,
-//! checking) shares it, so work of several lanes goes on side by side but never beside a sample.
+//! Whoever measures holds the lock alone. Work that would disturb a measurement (builds, the user's
+//! model, PyTorch's compiler, checking) shares it, so work of several lanes goes on side by side but
+//! never beside a sample. It is the kernel's lock on an open file: a holder that is killed frees it.
+//!
+//! Everyone waits in front of a second lock for their turn at the first, so that work that follows on
+//! work can't keep a measurement waiting: builds are batched between rounds.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -10,10 +13,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+pub use crate::watch::{Contention, Watch};
 
-/// More than this share of the machine used by others makes a sample unfit.
-pub const UNFIT_BUSY: f64 = 0.10;
+/// How long to wait for the other processes: longer than PyTorch's compiler takes for any one form.
+pub const LOCK_PATIENCE: Duration = Duration::from_mins(30);
 
 /// Why the lock could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +30,8 @@ pub enum LockError {
     Timeout { seconds: f64 },
 }
 
-/// Held while something runs; dropping it lets the next one go.
+/// Held while something runs; dropping it lets the next one go. Who holds one must not ask for
+/// another: the two would wait for each other.
 #[derive(Debug)]
 pub struct MachineLock(#[expect(dead_code, reason = "closing the file releases the lock")] File);
 
@@ -69,114 +73,29 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 fn acquire(path: &Path, timeout: Duration, alone: bool) -> Result<MachineLock, LockError> {
+    let end = Instant::now() + timeout;
+    // Given back when the lock is had: who waits for it keeps those who came later behind them.
+    let _turn = wait(&path.with_extension("turn"), timeout, end, true)?;
+    wait(path, timeout, end, alone).map(MachineLock)
+}
+
+fn wait(path: &Path, timeout: Duration, end: Instant, alone: bool) -> Result<File, LockError> {
     let file = open(path).map_err(|source| LockError::Open { path: path.to_owned(), source })?;
-    let (start, mut pause) = (Instant::now(), Duration::from_micros(200));
+    let mut pause = Duration::from_micros(200);
     loop {
         let tried = if alone { file.try_lock() } else { file.try_lock_shared() };
         match tried {
-            Ok(()) => return Ok(MachineLock(file)),
+            Ok(()) => return Ok(file),
             Err(TryLockError::Error(source)) => {
                 return Err(LockError::Lock { path: path.to_owned(), source });
             }
-            Err(TryLockError::WouldBlock) if start.elapsed() > timeout => {
+            Err(TryLockError::WouldBlock) if Instant::now() > end => {
                 return Err(LockError::Timeout { seconds: timeout.as_secs_f64() });
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(pause),
         }
         pause = (pause * 2).min(Duration::from_millis(5));
     }
-}
-
-/// What others did with the processors during a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Contention {
-    /// Share of all processor time that neither we nor our children used, nor was idle.
-    pub others: f64,
-    /// Share that the hypervisor gave to someone else.
-    pub steal: f64,
-}
-
-impl Contention {
-    /// Whether a sample under it may decide nothing.
-    pub fn unfit(&self) -> bool {
-        self.others + self.steal > UNFIT_BUSY
-    }
-
-    /// The worse of both.
-    #[must_use]
-    pub fn worst(self, other: Self) -> Self {
-        if self.others + self.steal >= other.others + other.steal { self } else { other }
-    }
-}
-
-/// Counts processor time from [`Watch::start`] to [`Watch::finish`].
-#[derive(Debug)]
-pub struct Watch {
-    pids: Vec<i32>,
-    before: Option<Ticks>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ticks {
-    busy: u64,
-    steal: u64,
-    total: u64,
-    ours: u64,
-}
-
-impl Watch {
-    /// Starts counting; `pids` are children that measure, alive until the end.
-    pub fn start(pids: &[i32]) -> Self {
-        Self { pids: pids.to_vec(), before: ticks(pids) }
-    }
-
-    /// The shares since the start; `None` for less than a fifth of a second on one processor, whose
-    /// ticks say nothing.
-    pub fn finish(self) -> Option<Contention> {
-        let (before, after) = (self.before?, ticks(&self.pids)?);
-        shares(before, after)
-    }
-}
-
-fn shares(before: Ticks, after: Ticks) -> Option<Contention> {
-    let total = after.total.checked_sub(before.total).filter(|t| *t >= 20)? as f64;
-    let ours = after.ours.saturating_sub(before.ours);
-    let others = after.busy.saturating_sub(before.busy).saturating_sub(ours) as f64;
-    Some(Contention {
-        others: others / total,
-        steal: after.steal.saturating_sub(before.steal) as f64 / total,
-    })
-}
-
-fn ticks(pids: &[i32]) -> Option<Ticks> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let (busy, steal, total) = machine_ticks(&stat)?;
-    let process = |name: &str| process_ticks(&std::fs::read_to_string(format!("/proc/{name}/stat")).ok()?);
-    let ours =
-        process("self").unwrap_or(0) + pids.iter().filter_map(|pid| process(&pid.to_string())).sum::<u64>();
-    Some(Ticks { busy, steal, total, ours })
-}
-
-/// Busy, stolen and all ticks from the first line of /proc/stat. Guest time is part of user time.
-fn machine_ticks(stat: &str) -> Option<(u64, u64, u64)> {
-    let fields: Vec<u64> = stat
-        .lines()
-        .next()?
-        .strip_prefix("cpu ")?
-        .split_whitespace()
-        .take(8)
-        .map_while(|f| f.parse().ok())
-        .collect();
-    let [user, nice, system, idle, iowait, irq, softirq, steal] = fields[..] else { return None };
-    let busy = user + nice + system + irq + softirq;
-    Some((busy, steal, busy + idle + iowait + steal))
-}
-
-/// User and system ticks of a process. Its name may hold anything, so fields count from the last parenthesis.
-fn process_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
 #[cfg(test)]
@@ -209,19 +128,58 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_parsed() {
-        assert_eq!(machine_ticks("cpu  100 1 20 300 40 5 6 7 9 0\ncpu0 1"), Some((132, 7, 479)));
-        assert_eq!(machine_ticks("cpu  1 2 3\n"), None);
-        assert_eq!(process_ticks("42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 17 4 0 0 20"), Some(21));
-        assert!(ticks(&[std::process::id() as i32]).is_some());
+    fn work_that_follows_on_work_keeps_no_measurement_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let long = Duration::from_secs(20);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // Two lanes whose work overlaps: the lock is never free of it.
+            for lane in 0..2 {
+                let (path, stop) = (&path, &stop);
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(15 * lane));
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        let _held = acquire(path, long, false).unwrap();
+                        std::thread::sleep(Duration::from_millis(30));
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(60));
+            let measured = acquire(&path, Duration::from_secs(10), true);
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            measured.unwrap();
+        });
+    }
+
+    /// Not a test: the child of the next one.
+    #[test]
+    #[ignore = "holds a lock until it is killed"]
+    fn holder() {
+        let Some(path) = std::env::var_os("AUTOKERNEL_TEST_LOCK") else { return };
+        let _held = acquire(Path::new(&path), Duration::from_secs(10), true).unwrap();
+        std::fs::write(Path::new(&path).with_extension("held"), "").unwrap();
+        std::thread::sleep(Duration::from_mins(1));
     }
 
     #[test]
-    fn shares_of_others() {
-        let before = Ticks { busy: 0, steal: 0, total: 0, ours: 0 };
-        let busy = shares(before, Ticks { busy: 80, steal: 5, total: 100, ours: 50 }).unwrap();
-        assert!((busy.others - 0.3).abs() < 1e-12 && (busy.steal - 0.05).abs() < 1e-12 && busy.unfit());
-        assert!(!shares(before, Ticks { busy: 55, steal: 0, total: 100, ours: 50 }).unwrap().unfit());
-        assert_eq!(shares(before, Ticks { busy: 1, steal: 0, total: 10, ours: 0 }), None);
+    fn a_killed_holder_frees_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "lock::tests::holder", "--ignored"])
+            .env("AUTOKERNEL_TEST_LOCK", &path)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let held = path.with_extension("held");
+        let start = Instant::now();
+        while !held.exists() && start.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(held.exists() && acquire(&path, Duration::from_millis(50), false).is_err());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        acquire(&path, Duration::from_secs(5), true).unwrap();
     }
 }

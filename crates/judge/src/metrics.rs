@@ -34,10 +34,13 @@ pub type Digest = [u8; 32];
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
     /// Worst ratio of root mean square errors.
+    #[serde(with = "crate::evidence::finite_or_null")]
     pub ratio: f64,
     /// Worst element score.
+    #[serde(with = "crate::evidence::finite_or_null")]
     pub element: f64,
     /// Worst centred error, over well-conditioned sets.
+    #[serde(with = "crate::evidence::finite_or_null")]
     pub centred: f64,
 }
 

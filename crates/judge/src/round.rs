@@ -14,10 +14,9 @@ use autokernel_worker::python::{Peer, PeerError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::correctness::LOCK_PATIENCE;
 use crate::error::JudgeError;
 use crate::evidence::{Failure, Process, Round};
-use crate::lock::{MachineLock, Watch};
+use crate::lock::{LOCK_PATIENCE, MachineLock, Watch};
 use crate::metrics::{Comparer, Digest, digest};
 use crate::secret::Stream;
 use crate::source::{Source, Tensor};

@@ -17,9 +17,9 @@ use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_worker::memory::Pattern;
 use autokernel_worker::toolchain::Artefact;
 
-use crate::correctness::{Checked, Judge, JudgedTask, LOCK_PATIENCE, Stop, Verified};
+use crate::correctness::{Checked, Judge, JudgedTask, Stop, Verified};
 use crate::error::JudgeError;
-use crate::lock::{Contention, MachineLock, Watch};
+use crate::lock::{Contention, LOCK_PATIENCE, MachineLock, Watch};
 use crate::metrics::Comparer;
 use crate::secret::Stream;
 

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use autokernel_core::stats::{Schedule, median};
 
+use crate::decide::next_pairs;
 use crate::error::JudgeError;
-use crate::evidence::{
-    EVIDENCE_SCHEMA, Evidence, Facts, Failure, Preliminary, RACE_SCHEMA, Race, next_pairs,
-};
+use crate::evidence::{EVIDENCE_SCHEMA, Evidence, Facts, Failure, Preliminary, RACE_SCHEMA, Race};
+use crate::patience::Patience;
 use crate::round::{Contest, Contestant, Protocol, RoundStop, State, round};
 use crate::secret::{Seed, Stream};
 
@@ -18,29 +18,32 @@ const CHOOSE_ROUNDS: usize = 2;
 const CHOOSE_BATCHES: usize = 3;
 
 /// Compares `candidate` with the fastest of `baselines`. The answer is evidence; what it says is
-/// [`crate::evidence::decide`]'s business.
+/// [`crate::decide::decide`]'s business. `family` counts the candidates in line for its place.
 pub fn compare(
     contest: &Contest<'_>,
     baselines: &mut [Contestant],
     candidate: &mut Contestant,
-    schedule: Schedule,
+    family: usize,
     facts: Facts,
+    patience: &mut Patience<'_>,
 ) -> Result<Evidence, JudgeError> {
     // Drawn now, when all packages are built and hashed.
     let seed = Seed::from_os()?;
-    let (chosen, preliminary) = choose(contest, baselines, &mut seed.stream("choose"))?;
+    let (chosen, preliminary) = choose(contest, baselines, &mut seed.stream("choose"), patience)?;
     let baseline = &mut baselines[chosen];
     let mut evidence = Evidence {
         schema: EVIDENCE_SCHEMA.to_owned(),
         facts,
         seed,
         protocol: contest.protocol,
-        schedule,
+        schedule: Schedule::confirm(),
         contract: contest.truth.contract().clone(),
         baselines: preliminary,
         baseline: baseline.name.clone(),
         candidate: candidate.name.clone(),
+        family,
         rounds: vec![],
+        discarded: vec![],
         worst: vec![],
         failure: None,
     };
@@ -50,6 +53,9 @@ pub fn compare(
     candidate.checked = true;
     while next_pairs(&evidence)?.is_some() {
         match round(contest, &mut [&mut *baseline, &mut *candidate], &mut state, &mut stream) {
+            Ok(round) if patience.discards(round.contention) => {
+                evidence.discarded.extend(round.contention);
+            }
             Ok(round) => evidence.rounds.push(round),
             Err(RoundStop::Out { index: 1, failure }) => {
                 evidence.failure = Some(failure);
@@ -70,13 +76,14 @@ fn choose(
     contest: &Contest<'_>,
     baselines: &mut [Contestant],
     stream: &mut Stream,
+    patience: &mut Patience<'_>,
 ) -> Result<(usize, Vec<Preliminary>), JudgeError> {
     if let [only] = baselines {
         return Ok((0, vec![Preliminary { name: only.name.clone(), us: None }]));
     }
     let protocol = Protocol { batches: CHOOSE_BATCHES, ..contest.protocol };
     let short = Contest { protocol, ..contest.clone() };
-    let (rounds, _, _) = run(&short, baselines, CHOOSE_ROUNDS, stream)?;
+    let (rounds, _, _) = run(&short, baselines, CHOOSE_ROUNDS, stream, patience)?;
     let time = |name: &str| {
         let processes = rounds.iter().flat_map(|round| &round.processes).filter(|p| p.contestant == name);
         median(&processes.filter_map(|p| median(&p.us)).collect::<Vec<_>>())
@@ -98,9 +105,10 @@ pub fn race(
     contestants: &mut [Contestant],
     rounds: usize,
     facts: Facts,
+    patience: &mut Patience<'_>,
 ) -> Result<Race, JudgeError> {
     let seed = Seed::from_os()?;
-    let (rounds, failures, worst) = run(contest, contestants, rounds, &mut seed.stream("race"))?;
+    let (rounds, failures, worst) = run(contest, contestants, rounds, &mut seed.stream("race"), patience)?;
     Ok(Race {
         schema: RACE_SCHEMA.to_owned(),
         facts,
@@ -121,12 +129,14 @@ fn run(
     contestants: &mut [Contestant],
     rounds: usize,
     stream: &mut Stream,
+    patience: &mut Patience<'_>,
 ) -> Result<Ran, JudgeError> {
     let mut racing: Vec<&mut Contestant> = contestants.iter_mut().collect();
     let mut state = State::new(contest.truth, racing.len());
     let (mut done, mut failures): (Vec<crate::evidence::Round>, Vec<Failure>) = (vec![], vec![]);
     while done.len() < rounds && !racing.is_empty() {
         match round(contest, &mut racing, &mut state, stream) {
+            Ok(round) if patience.discards(round.contention) => {}
             Ok(round) => done.push(round),
             Err(RoundStop::Out { index, failure }) => {
                 racing.remove(index);

@@ -35,6 +35,8 @@ pub enum StoreError {
     NoRun { wanted: String, near: Option<String> },
     #[error("run `{run}` has no region `{wanted}`; it has {}", have.join(", "))]
     NoRegion { run: String, wanted: String, have: Vec<String> },
+    #[error("no stored verdict `{wanted}`: there is no such file, and no evidence under that name")]
+    NoEvidence { wanted: String },
     #[error("stored file {0} is missing or does not match its hash")]
     File(String),
 }

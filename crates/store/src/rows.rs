@@ -281,19 +281,32 @@ impl Store {
         Ok(())
     }
 
-    /// Records the verdict on a candidate with the evidence from which it can be decided again.
+    /// Records the verdict on a candidate with the evidence from which it can be decided again; says
+    /// under which hash that is kept.
     pub fn record_verdict(
         &self,
         id: CandidateId,
         verdict: &Value,
         evidence: &Value,
-    ) -> Result<(), StoreError> {
+    ) -> Result<FileId, StoreError> {
         let evidence = self.put_file(evidence.to_string().as_bytes())?;
         self.connection.execute(
             "UPDATE candidates SET verdict = ?2, evidence = ?3 WHERE id = ?1",
             params![id.0, verdict.to_string(), evidence.0],
         )?;
-        Ok(())
+        Ok(evidence)
+    }
+
+    /// The hash of stored evidence by an unambiguous beginning of it, of six digits at least.
+    pub fn find_evidence(&self, wanted: &str) -> Result<Option<FileId>, StoreError> {
+        if wanted.len() < 6 {
+            return Ok(None);
+        }
+        let mut statement = self.connection.prepare(
+            "SELECT DISTINCT evidence FROM candidates WHERE substr(evidence, 1, length(?1)) = ?1 LIMIT 2",
+        )?;
+        let found = statement.query_map([wanted], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+        Ok(<[String; 1]>::try_from(found).ok().map(|[one]| FileId(one)))
     }
 
     /// The candidates of one region of a run, in the order in which they came.

@@ -13,6 +13,7 @@ use crate::child;
 use crate::sandbox::SandboxError;
 
 mod multiply;
+mod together;
 
 /// What is known of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +29,11 @@ pub struct DeviceFacts {
     pub flops_per_us: f64,
     /// Processor features, as the kernel names them.
     pub features: Vec<String>,
+    /// How many times as long one thread takes when one runs on every other core too. About 1 where
+    /// each has a core of its own; 1.4 to 2 where two of them are one physical core, which a guest
+    /// is not told. `None` on one core, and where the machine was never calm enough to find out.
+    #[serde(default)]
+    pub together: Option<f64>,
 }
 
 /// Why the machine could not be measured.
@@ -73,7 +79,9 @@ pub(crate) fn print_facts() -> Result<(), SandboxError> {
         .collect();
     let flops_per_us = multiply::rate(cores);
     let (name, features) = processor();
-    serde_json::to_writer(io::stdout().lock(), &DeviceFacts { name, cores, copy, flops_per_us, features })
+    let together = together::slowdown(cores);
+    let facts = DeviceFacts { name, cores, copy, flops_per_us, features, together };
+    serde_json::to_writer(io::stdout().lock(), &facts)
         .map_err(|e| SandboxError::new("print what was measured", &e))
 }
 

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::program::{Outcome, fixture, folder, json, model, run};
+use crate::program::{Outcome, fixture, folder, json, model, program, run};
 use crate::shape::shape;
 
 /// A finished run.
@@ -155,4 +155,59 @@ fn the_best_kernel_passes_the_judge_again() {
     assert!(["faster", "same", "slower", "ambiguous"].contains(&verdict), "{}", outcome.told());
     assert_eq!(outcome.code, Some(if verdict == "faster" { 0 } else { 8 }), "{}", outcome.told());
     assert!(!report["screened"].as_array().unwrap().is_empty(), "{}", outcome.told());
+}
+
+/// The stored verdict of the run's first region, as a text.
+fn stored_verdict() -> String {
+    let mut folders = vec![journey().home.join("files")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if let Ok(text) = std::fs::read_to_string(&path)
+                && text.contains("\"autokernel.verdict/1\"")
+            {
+                return text;
+            }
+        }
+    }
+    panic!("the run left no verdict behind");
+}
+
+#[test]
+fn a_verdict_is_decided_again_without_python() {
+    let journey = journey();
+    let name = journey.report["run"].as_str().unwrap();
+    let mut command = program(&journey.home);
+    command.args(["judge", "--replay", &format!("{name}/0"), "--format", "json"]).env("PATH", "/nowhere");
+    let report = run(command).expect(0).json();
+    assert_eq!(report["schema"], "autokernel.replay/1");
+    assert_eq!(report["agrees"], true);
+    assert_eq!(report["decided"], report["stored"]);
+    assert!(report["environment"]["sandbox"].as_str().unwrap().contains("landlock"), "{report}");
+}
+
+#[test]
+fn damaged_evidence_is_told_as_such() {
+    let journey = journey();
+    let (text, file) = (stored_verdict(), journey.home.join("verdict.json"));
+    let path = file.display().to_string();
+    for (damaged, word) in [
+        (text.replacen("\"noise\":", "\"noise\":1", 1), "was changed"),
+        (text[..text.len() / 3].to_owned(), "ends too early"),
+        ("{}".to_owned(), "no stored verdict"),
+    ] {
+        std::fs::write(&file, damaged).unwrap();
+        let outcome = json(&journey.home, &["judge", "--replay", &path]).expect(7);
+        let error = outcome.json();
+        assert_eq!(error["kind"], "evidence", "{}", outcome.told());
+        assert!(error["message"].as_str().unwrap().contains(word), "{}", outcome.told());
+    }
+    std::fs::write(&file, text).unwrap();
+    json(&journey.home, &["judge", "--replay", &path]).expect(0);
+    assert_eq!(
+        json(&journey.home, &["judge", "--replay", "nothing"]).expect(2).json()["kind"],
+        "no_evidence"
+    );
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::rc::Rc;
 
 use autokernel_core::contract::{Contract, Limits};
-use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::Verdict;
 
 use super::*;
-use crate::evidence::{Evidence, Facts, decide};
+use crate::decide::decide;
+use crate::evidence::{Evidence, Facts};
+use crate::patience::Patience;
 use crate::truth::{RawSet, TensorFile};
 use crate::verdict::{compare, race};
 
@@ -234,8 +235,10 @@ fn judge(kind: Kind, us: f64, deterministic: bool) -> Evidence {
     ];
     let mut candidate = contestant(&world, "ours", kind, us, false);
     let facts = Facts { subject: "model".into(), ..Facts::default() };
+    let mut say = |_: &str| {};
+    let mut patience = Patience::new(Duration::ZERO, &mut say);
     let evidence =
-        compare(&contest(&truth), &mut baselines, &mut candidate, Schedule::confirm(), facts).unwrap();
+        compare(&contest(&truth), &mut baselines, &mut candidate, 1, facts, &mut patience).unwrap();
     assert_eq!(world.awake.get(), 0, "no child is left behind");
     evidence
 }
@@ -292,7 +295,9 @@ fn a_race_ranks_and_names_who_is_out() {
         contestant(&world, "compile", Kind::LaterZeros, 30.0, true),
         contestant(&world, "ours", Kind::Honest, 70.0, true),
     ];
-    let race = race(&contest(&truth), &mut forms, 10, Facts::default()).unwrap();
+    let mut say = |_: &str| {};
+    let mut patience = Patience::new(Duration::ZERO, &mut say);
+    let race = race(&contest(&truth), &mut forms, 10, Facts::default(), &mut patience).unwrap();
     assert_eq!(race.ranking(), ["ours", "eager"]);
     assert_eq!(race.failures.len(), 1);
     assert_eq!((race.failures[0].contestant.as_str(), race.failures[0].stage), ("compile", Stage::Timed));

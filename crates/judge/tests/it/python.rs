@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use autokernel_core::contract::{Contract, Limits};
 use autokernel_core::dtype::Dtype;
-use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::{Stage, Verdict};
-use autokernel_judge::evidence::{Evidence, Facts, decide};
+use autokernel_judge::evidence::Facts;
 use autokernel_judge::round::{Contest, Contestant, Protocol, Staging};
 use autokernel_judge::truth::{RawSet, Truth};
 use autokernel_judge::verdict::{compare, race};
+use autokernel_judge::{Patience, Record, decide};
 use autokernel_worker::python::{Interpreter, Peer, spawn};
 use serde_json::json;
 
@@ -56,24 +56,25 @@ pub(crate) fn a_model_is_compared_with_its_stand_ins() {
     let mut baselines = [contestant(&interpreter, dir.path(), "slow", slow, false)];
 
     let mut fast = contestant(&interpreter, dir.path(), "fast", "return torch.exp(x) * 0.5", true);
-    let evidence =
-        compare(&contest, &mut baselines, &mut fast, Schedule::confirm(), Facts::default()).unwrap();
+    let mut say = |_: &str| {};
+    let mut patience = Patience::new(Duration::from_secs(2), &mut say);
+    let facts = Facts::default;
+    let evidence = compare(&contest, &mut baselines, &mut fast, 1, facts(), &mut patience).unwrap();
     let decided = decide(&evidence).unwrap();
     // Beside other tests the machine may be unfit; then the judge must say so, and nothing false.
     let faster = matches!(decided.verdict, Verdict::Faster { .. });
     let undecided = matches!(decided.verdict, Verdict::Ambiguous { .. }) && decided.unfit;
     assert!(faster || undecided, "{decided:?} {:?}", evidence.rounds);
-    let stored: Evidence = serde_json::from_str(&serde_json::to_string(&evidence).unwrap()).unwrap();
-    assert_eq!(decide(&stored).unwrap(), decided);
+    let record = Record::new(evidence).unwrap();
+    assert_eq!(Record::parse(record.print().as_bytes()).unwrap().replay().unwrap(), decided);
 
     let mut wrong = contestant(&interpreter, dir.path(), "wrong", "return torch.exp(x) * 0.50001", true);
-    let evidence =
-        compare(&contest, &mut baselines, &mut wrong, Schedule::confirm(), Facts::default()).unwrap();
+    let evidence = compare(&contest, &mut baselines, &mut wrong, 1, facts(), &mut patience).unwrap();
     let verdict = decide(&evidence).unwrap().verdict;
     assert!(matches!(verdict, Verdict::Rejected { stage: Stage::Timed, .. }), "{verdict:?}");
 
     let mut all = [fast, wrong];
-    let raced = race(&contest, &mut all, 2, Facts::default()).unwrap();
+    let raced = race(&contest, &mut all, 2, facts(), &mut patience).unwrap();
     assert_eq!(raced.ranking(), ["fast"]);
     assert_eq!(raced.failures.len(), 1);
 }
