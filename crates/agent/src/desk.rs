@@ -1,6 +1,7 @@
 //! The one trait at which search agents, language models and people's own tools stand.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -50,15 +51,29 @@ impl Answer {
 }
 
 /// Why a desk could not do what it was asked. A kernel that is wrong is an [`Answer`], not this.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[derive(Debug, thiserror::Error)]
 pub enum DeskError {
     /// The request can't be understood; the message says what would be.
     #[error("{0}")]
     Request(String),
     /// The desk itself is in trouble.
-    #[error("{0}")]
-    Failed(String),
+    #[error("{}", chain(.0.as_ref()))]
+    Failed(Box<dyn Error + Send + Sync>),
+}
+
+/// An error with its causes, as one sentence.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        // A transparent error repeats its cause.
+        if !text.ends_with(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    text
 }
 
 /// Everything that an agent can do. One request at a time.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerInfo, Tool,
+    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt};
@@ -33,14 +33,15 @@ pub enum McpError {
     Protocol(String),
 }
 
-/// Serves `desk` on stdin and stdout until the client is gone.
-pub fn serve_stdio(desk: Box<dyn Desk + Send>) -> Result<(), McpError> {
+/// Serves the desk that `open` gives on stdin and stdout until the client is gone. A desk stays on the
+/// thread on which it was opened; why none could be is the answer to every request.
+pub fn serve_stdio(
+    open: impl FnOnce() -> Result<Box<dyn Desk>, String> + Send + 'static,
+) -> Result<(), McpError> {
     let (requests, jobs) = channel();
-    let worker = std::thread::spawn(move || work(desk, &jobs));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(McpError::Runtime)?;
+    let worker = std::thread::spawn(move || work(open(), &jobs));
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(McpError::Runtime)?;
     let served = runtime.block_on(async {
         let service = Server { requests: Arc::new(requests) }
             .serve(rmcp::transport::io::stdio_pipes())
@@ -63,11 +64,15 @@ struct Job {
     reply: oneshot::Sender<Result<Answer, DeskError>>,
 }
 
-fn work(mut desk: Box<dyn Desk + Send>, jobs: &Receiver<Job>) {
+fn work(mut desk: Result<Box<dyn Desk>, String>, jobs: &Receiver<Job>) {
     for Job { verb, arguments, reply } in jobs {
         // Whoever asked and left before it was their turn wants nothing any more.
         if !reply.is_closed() {
-            let _ = reply.send(call(desk.as_mut(), &verb, arguments));
+            let answer = match &mut desk {
+                Ok(desk) => call(desk.as_mut(), &verb, arguments),
+                Err(reason) => Err(DeskError::Failed(reason.clone().into())),
+            };
+            let _ = reply.send(answer);
         }
     }
 }
@@ -77,8 +82,8 @@ struct Server {
 }
 
 impl ServerHandler for Server {
-    fn get_info(&self) -> ServerInfo {
-        ServerInfo::new(ServerCapabilities::builder().enable_tools().build())
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("autokernel", env!("CARGO_PKG_VERSION")))
             .with_instructions(INSTRUCTIONS)
     }
@@ -88,7 +93,8 @@ impl ServerHandler for Server {
         _request: Option<PaginatedRequestParams>,
         _context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let tools = verbs().into_iter().map(|verb| Tool::new(verb.name, verb.description, Arc::new(verb.schema)));
+        let tools =
+            verbs().into_iter().map(|verb| Tool::new(verb.name, verb.description, Arc::new(verb.schema)));
         Ok(ListToolsResult::with_all_items(tools.collect()))
     }
 

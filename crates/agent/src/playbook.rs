@@ -83,7 +83,11 @@ mod tests {
     fn every_page_has_a_title_and_topics_and_fits_into_an_answer() {
         for page in pages(None) {
             assert!(!page.title.is_empty());
-            assert!(page.text.lines().nth(2).is_some_and(|line| line.starts_with("Topics: ")), "{}", page.title);
+            assert!(
+                page.text.lines().nth(2).is_some_and(|line| line.starts_with("Topics: ")),
+                "{}",
+                page.title
+            );
             assert!(page.text.len() < PAGE_BYTES, "{}", page.title);
         }
     }
@@ -91,7 +95,8 @@ mod tests {
     #[test]
     fn a_page_is_found_by_its_topics() {
         let pages = pages(None);
-        let best = |query: &str| find(&pages, query).first().map(|page| page.title.clone()).unwrap_or_default();
+        let best =
+            |query: &str| find(&pages, query).first().map(|page| page.title.clone()).unwrap_or_default();
         assert!(best("softmax").to_lowercase().contains("reduction"), "{}", best("softmax"));
         assert!(best("gemm blocking").to_lowercase().contains("product"), "{}", best("gemm blocking"));
         assert!(find(&pages, "zzzz").is_empty());

@@ -3,6 +3,8 @@
 //! Names, compiler messages and notes may hold anything, and some of it was written by whoever would
 //! like to steer the reader.
 
+use std::fmt::Write;
+
 /// Most bytes of one answer's text.
 pub const ANSWER_BYTES: usize = 24 << 10;
 
@@ -13,7 +15,7 @@ pub fn clean(text: &str, most: usize) -> String {
     for (at, c) in text.char_indices() {
         if out.len() + c.len_utf8() > most {
             let left = text.len() - at;
-            out.push_str(&format!("\n[{left} more bytes are not shown]"));
+            let _ = write!(out, "\n[{left} more bytes are not shown]");
             break;
         }
         if is_plain(c) {

@@ -189,7 +189,10 @@ fn attempt(
 ) -> Result<Attempt, DeskError> {
     if source.len() > SOURCE_BYTES {
         let kib = SOURCE_BYTES >> 10;
-        return Err(DeskError::Request(format!("the kernel file has {} bytes; at most {kib} KiB", source.len())));
+        return Err(DeskError::Request(format!(
+            "the kernel file has {} bytes; at most {kib} KiB",
+            source.len()
+        )));
     }
     Ok(Attempt { region: region.text(), source, params, proof: proof.into() })
 }
@@ -210,33 +213,33 @@ mod tests {
     struct Echo(Vec<String>);
 
     impl Echo {
-        fn say(&mut self, what: String) -> Result<Answer, DeskError> {
-            self.0.push(what.clone());
-            Ok(Answer::new(&what, Value::Null))
+        fn say(&mut self, what: &str) -> Answer {
+            self.0.push(what.to_owned());
+            Answer::new(what, Value::Null)
         }
     }
 
     impl Desk for Echo {
         fn tasks(&mut self) -> Result<Answer, DeskError> {
-            self.say("tasks".into())
+            Ok(self.say("tasks"))
         }
         fn brief(&mut self, region: &str) -> Result<Answer, DeskError> {
-            self.say(format!("brief {region}"))
+            Ok(self.say(&format!("brief {region}")))
         }
         fn judge(&mut self, attempt: &Attempt) -> Result<Answer, DeskError> {
-            self.say(format!("judge {attempt:?}"))
+            Ok(self.say(&format!("judge {attempt:?}")))
         }
         fn sweep(&mut self, attempt: &Attempt, seconds: u64) -> Result<Answer, DeskError> {
-            self.say(format!("sweep {} {seconds}", attempt.region))
+            Ok(self.say(&format!("sweep {} {seconds}", attempt.region)))
         }
         fn history(&mut self, region: &str) -> Result<Answer, DeskError> {
-            self.say(format!("history {region}"))
+            Ok(self.say(&format!("history {region}")))
         }
         fn playbook(&mut self, query: &str) -> Result<Answer, DeskError> {
-            self.say(format!("playbook {query}"))
+            Ok(self.say(&format!("playbook {query}")))
         }
         fn finish(&mut self) -> Result<Answer, DeskError> {
-            self.say("finish".into())
+            Ok(self.say("finish"))
         }
     }
 

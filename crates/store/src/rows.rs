@@ -274,8 +274,10 @@ impl Store {
 
     /// Records that the judge turned a candidate away before it came to be compared.
     pub fn record_rejection(&self, id: CandidateId, verdict: &Value) -> Result<(), StoreError> {
-        self.connection
-            .execute("UPDATE candidates SET verdict = ?2 WHERE id = ?1", params![id.0, verdict.to_string()])?;
+        self.connection.execute(
+            "UPDATE candidates SET verdict = ?2 WHERE id = ?1",
+            params![id.0, verdict.to_string()],
+        )?;
         Ok(())
     }
 
