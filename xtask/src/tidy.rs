@@ -16,8 +16,9 @@ const EDGES: &[(&str, &[&str])] = &[
     ("store", &[]),
     ("worker", &["core"]),
     ("judge", &["core", "worker"]),
-    ("engine", &["core", "search", "store", "worker", "judge"]),
-    ("cli", &["core", "store", "engine", "worker"]),
+    ("agent", &["core"]),
+    ("engine", &["core", "search", "store", "worker", "judge", "agent"]),
+    ("cli", &["core", "store", "engine", "worker", "agent"]),
     ("testbed", &["worker"]),
 ];
 

@@ -103,6 +103,66 @@ pub(crate) enum Command {
         #[arg(value_name = "REGION")]
         region: String,
     },
+    /// List the regions of a run: what can be won where, and what is won.
+    Tasks {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN", default_value = "last")]
+        run: String,
+    },
+    /// Search the parameters of one kernel file by measurement, then judge the best point.
+    Sweep {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN")]
+        run: String,
+        /// A region's hash, the beginning of it, or its rank from 0.
+        #[arg(value_name = "REGION")]
+        region: String,
+        /// The kernel file.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Time for the search; the verdict comes on top.
+        #[arg(long, default_value = "60s", value_parser = autokernel_engine::parse_budget, value_name = "TIME")]
+        budget: std::time::Duration,
+        #[command(flatten)]
+        python: PythonArguments,
+    },
+    /// Tell what was tried on one region and what came of it.
+    History {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN")]
+        run: String,
+        /// A region's hash, the beginning of it, or its rank from 0.
+        #[arg(value_name = "REGION")]
+        region: String,
+    },
+    /// Print what is known about writing fast and correct kernels.
+    Playbook {
+        /// Words to look for, such as `softmax`; without any, the titles of all pages.
+        #[arg(value_name = "WORD")]
+        query: Vec<String>,
+    },
+    /// Put the winners of a run into its package and measure the whole model, without searching further.
+    Finish {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN", default_value = "last")]
+        run: String,
+        /// Folder of the package [default: the run's]; must not exist.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        #[command(flatten)]
+        python: PythonArguments,
+    },
+    /// Serve the desk of a run to a coding agent over the Model Context Protocol, on stdin and stdout.
+    Mcp {
+        /// A run's name, the beginning of it, or `last`.
+        #[arg(value_name = "RUN", default_value = "last")]
+        run: String,
+        /// The name under which its kernels are stored.
+        #[arg(long, value_name = "NAME", default_value = "mcp")]
+        name: String,
+        #[command(flatten)]
+        python: PythonArguments,
+    },
     /// Put one kernel file before the judge, or decide a stored verdict again.
     Judge {
         /// A run's name, the beginning of it, or `last`.

@@ -1,10 +1,13 @@
 //! One function a command: arguments to engine, result to stdout.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use autokernel_agent::mcp::serve_stdio;
+use autokernel_agent::{Answer, Attempt, Desk, DeskError, Proof};
 use autokernel_engine::{
-    Brief, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, is_running, judge_file,
-    optimize, profile, replay, resume,
+    Brief, DeskSession, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, is_running,
+    judge_file, optimize, playbook, profile, replay, resume,
 };
 use autokernel_store::{RunStatus, Store};
 use serde::Serialize;
@@ -75,6 +78,43 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
             show(format, &report, |report| line(report.text.trim_end()))?;
             if faster { Ok(()) } else { Err(Failure::not_confirmed()) }
         }
+        Command::Tasks { run } => ask(format, lines, &run, None, Desk::tasks),
+        Command::History { run, region } => ask(format, lines, &run, None, |desk| desk.history(&region)),
+        Command::Playbook { query } => {
+            let answer = playbook(&query.join(" "));
+            show(format, &answer.data, |_| line(answer.text.trim_end()))
+        }
+        Command::Finish { run, out, python } => {
+            let out = out.map(|out| package_folder(Some(out))).transpose()?;
+            ask(format, lines, &run, Some(&python), |desk| desk.finish_at(out))
+        }
+        Command::Sweep { run, region, file, budget, python } => {
+            let source = read_kernel_file(&file)?;
+            let attempt = Attempt { region, source, params: BTreeMap::new(), proof: Proof::Always };
+            let mut faster = false;
+            ask(format, lines, &run, Some(&python), |desk| {
+                let answer = desk.sweep(&attempt, budget.as_secs())?;
+                faster = answer.data["verdict"] == "faster";
+                Ok(answer)
+            })?;
+            if faster { Ok(()) } else { Err(Failure::not_confirmed()) }
+        }
+        Command::Mcp { run, name, python } => {
+            // A run that isn't there is said at once, and not to the first request.
+            open_store()?.run(&run)?;
+            let (choice, quiet) = (choice(&python), arguments.quiet);
+            serve_stdio(move || {
+                let seat = open_store().and_then(|store| {
+                    let lines = Box::new(Lines::new(quiet));
+                    Ok(DeskSession::new(store, &run, &name, choice, lines)?)
+                });
+                seat.map(|desk| Box::new(desk) as Box<dyn Desk>)
+                    .map_err(|failure| failure.message().to_owned())
+            })
+            .map_err(|error| {
+                Failure::usage(error.to_string(), "start it from a client of the Model Context Protocol")
+            })
+        }
         Command::Runs => runs(format),
         Command::Doctor { python } => {
             let report = doctor(&choice(&python));
@@ -91,6 +131,21 @@ fn show<T: Serialize>(format: Format, report: &T, text: impl FnOnce(&T)) -> Resu
         Format::Text => text(report),
     }
     Ok(())
+}
+
+/// One request at the desk of a run.
+fn ask(
+    format: Format,
+    lines: Lines,
+    run: &str,
+    python: Option<&PythonArguments>,
+    request: impl FnOnce(&mut DeskSession) -> Result<Answer, DeskError>,
+) -> Result<(), Failure> {
+    let choice = python.map(choice).unwrap_or_default();
+    stop_on_signal();
+    let mut desk = DeskSession::new(open_store()?, run, "person", choice, Box::new(lines))?;
+    let answer = request(&mut desk)?;
+    show(format, &answer.data, |_| line(answer.text.trim_end()))
 }
 
 fn open_store() -> Result<Store, Failure> {

@@ -1,5 +1,6 @@
 //! Exit codes, and how an error is told.
 
+use autokernel_agent::DeskError;
 use autokernel_engine::{EngineError, full_message};
 use autokernel_store::StoreError;
 use autokernel_worker::python::{PeerError, PythonError};
@@ -78,6 +79,11 @@ impl Failure {
         }
     }
 
+    /// What went wrong, in a sentence.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Tells the user and gives the exit code. With JSON the one document on stdout is the error.
     pub(crate) fn report(self, format: Format) -> std::process::ExitCode {
         if !self.message.is_empty() {
@@ -102,6 +108,26 @@ impl Failure {
             crate::progress::error(&text);
         }
         std::process::ExitCode::from(self.code as u8)
+    }
+}
+
+impl From<DeskError> for Failure {
+    fn from(error: DeskError) -> Self {
+        match error {
+            DeskError::Request(message) => {
+                Self::usage(message, "`autokernel brief` shows what a kernel file looks like")
+            }
+            DeskError::Failed(error) => match error.downcast::<EngineError>() {
+                Ok(error) => (*error).into(),
+                Err(other) => Self {
+                    code: ExitCode::Internal,
+                    kind: "desk".into(),
+                    message: other.to_string(),
+                    details: None,
+                    help: None,
+                },
+            },
+        }
     }
 }
 

@@ -9,12 +9,12 @@ use autokernel_core::stats::median;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
 use autokernel_judge::{Decided, Evidence, Judge, JudgedTask, ScreenOutcome};
-use autokernel_store::{CandidateId, Store};
+use autokernel_store::{CandidateId, Store, TaskRow};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, full_message};
 use crate::event::{Event, Observer};
-use crate::hunt::{Finalist, Ground, Hunt, hunt};
+use crate::hunt::{Finalist, Ground, Hunt, SEARCH_AGENT, hunt};
 use crate::interrupt::stop_if_asked;
 use crate::package::Winner;
 use crate::report::{Baseline, CandidateCounts, RegionReport};
@@ -50,6 +50,13 @@ struct KeptWinner {
     params: Params,
     /// Hash of the artefact that was checked and measured.
     artefact: String,
+}
+
+impl KeptWinner {
+    fn of(winner: &Winner) -> Self {
+        let artefact = winner.artefact.id.clone();
+        Self { source: winner.file.source.clone(), params: winner.params.clone(), artefact }
+    }
 }
 
 /// What the regions came to.
@@ -114,6 +121,7 @@ impl Field<'_> {
                     judge: &judge,
                     store: self.store,
                     run: self.run,
+                    agent: SEARCH_AGENT,
                     deadline,
                     resumable: self.resumable,
                 };
@@ -156,8 +164,7 @@ impl Field<'_> {
         if !self.resumable {
             return Ok(HashMap::new());
         }
-        let known =
-            |row: autokernel_store::TaskRow| Some((row.region, serde_json::from_value(row.outcome?).ok()?));
+        let known = |row: TaskRow| outcome_of(&row).map(|outcome| (row.region, outcome));
         Ok(self.store.tasks(self.run)?.into_iter().filter_map(known).collect())
     }
 
@@ -301,11 +308,7 @@ impl Field<'_> {
         winner: Option<Winner>,
         harvest: &mut Harvest,
     ) -> Result<(), EngineError> {
-        let kept = winner.as_ref().map(|winner| KeptWinner {
-            source: winner.file.source.clone(),
-            params: winner.params.clone(),
-            artefact: winner.artefact.id.clone(),
-        });
+        let kept = winner.as_ref().map(KeptWinner::of);
         let outcome = Outcome { report: report.clone(), winner: kept };
         self.store.set_outcome(self.run, &task.region.id.0, &serde_json::to_value(&outcome)?)?;
         harvest.regions.push(report);
@@ -330,6 +333,42 @@ struct Ended {
     rejected: bool,
     /// Whether no other finalist is to be tried.
     last: bool,
+}
+
+/// What a region came to so far, as its task's row says.
+pub(crate) fn reported(row: &TaskRow) -> Option<RegionReport> {
+    outcome_of(row).map(|outcome| outcome.report)
+}
+
+fn outcome_of(row: &TaskRow) -> Option<Outcome> {
+    serde_json::from_value(row.outcome.clone()?).ok()
+}
+
+/// Whether a verdict puts its kernel before the region's winner, if there is one. Both stand against
+/// the same baseline, so their speedups can be compared; the lower ends are, since a lucky figure is no gain.
+pub(crate) fn is_better(
+    store: &Store,
+    run: &str,
+    task: &Task,
+    verdict: &Verdict,
+) -> Result<bool, EngineError> {
+    let Verdict::Faster { speedup } = verdict else { return Ok(false) };
+    let known = outcome_of(&store.task(run, &task.region.id.0)?).filter(|outcome| outcome.winner.is_some());
+    Ok(known.and_then(|outcome| outcome.report.speedup).is_none_or(|best| speedup.low > best.low))
+}
+
+/// Makes a kernel the winner of its region.
+pub(crate) fn adopt(
+    store: &Store,
+    run: &str,
+    task: &Task,
+    candidate: CandidateId,
+    tried: &Tried,
+    winner: &Winner,
+) -> Result<(), EngineError> {
+    let report = judged_report(task, candidate, &tried.decided.verdict, Some(tried));
+    let outcome = Outcome { report, winner: Some(KeptWinner::of(winner)) };
+    Ok(store.set_outcome(run, &task.region.id.0, &serde_json::to_value(&outcome)?)?)
 }
 
 /// Takes over a region that an earlier life of the run decided. `false` when its winner can't be had

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::task::Task;
-use autokernel_core::verdict::Verdict;
+use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_judge::{Judge, JudgedTask, ScreenOutcome, Screened};
 use autokernel_search::propose;
 use autokernel_search::search::{Outcome, Search};
@@ -28,6 +28,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) store: &'a Store,
     /// The run.
     pub(crate) run: &'a str,
+    /// Under which name candidates are stored.
+    pub(crate) agent: &'a str,
     /// When the time for this region is over.
     pub(crate) deadline: Instant,
     /// Whether screens of an earlier life of the run still hold.
@@ -54,6 +56,10 @@ pub(crate) struct Hunt {
     pub(crate) built: u64,
     pub(crate) screened: u64,
     pub(crate) rejected: HashMap<String, u64>,
+    /// Why the last one was rejected.
+    pub(crate) last_rejection: Option<(Stage, String)>,
+    /// What the search over parameters saw, in a few lines; empty when there was nothing to search.
+    pub(crate) surface: String,
     /// Why it ended: `plateau` or `budget`.
     pub(crate) stopped: &'static str,
     /// Why there are no kernel files at all.
@@ -83,6 +89,35 @@ pub(crate) fn hunt(
             return Ok(());
         }
     };
+    hunt.surface = sweep(ground, task, judged, files, hunt, observer)?;
+    Ok(())
+}
+
+/// Screens one point of one kernel file.
+pub(crate) fn one(
+    ground: &Ground<'_>,
+    task: &Task,
+    judged: &JudgedTask,
+    file: KernelFile,
+    params: Params,
+    hunt: &mut Hunt,
+    observer: &mut dyn Observer,
+) -> Result<(), EngineError> {
+    let screened = ground.judge.screen(judged, &file, &params)?;
+    first(ground, task, (file, params), screened, hunt, observer)?;
+    Ok(())
+}
+
+/// Searches the parameters of `files` until the search has nothing more to ask or the time is over;
+/// what it saw, in a few lines.
+pub(crate) fn sweep(
+    ground: &Ground<'_>,
+    task: &Task,
+    judged: &JudgedTask,
+    files: Vec<KernelFile>,
+    hunt: &mut Hunt,
+    observer: &mut dyn Observer,
+) -> Result<String, EngineError> {
     let known = known(ground, task)?;
     let mut search = Search::new(files);
     while let Some(trial) = search.next() {
@@ -105,7 +140,7 @@ pub(crate) fn hunt(
         search.report(trial, outcome);
     }
     hunt.finalists.sort_by(|a, b| a.us.total_cmp(&b.us));
-    Ok(())
+    Ok(search.surface())
 }
 
 impl Hunt {
@@ -124,6 +159,7 @@ impl Hunt {
     fn reject(&mut self, region: &str, verdict: Verdict, observer: &mut dyn Observer) {
         if let Verdict::Rejected { stage, reason } = verdict {
             *self.rejected.entry(stage.name().to_owned()).or_default() += 1;
+            self.last_rejection = Some((stage, reason.clone()));
             let (region, stage) = (region.to_owned(), stage.name().to_owned());
             observer.observe(&Event::Rejected { region, stage, reason });
         }
@@ -155,7 +191,7 @@ fn first(
     let mut new = NewCandidate {
         run: ground.run,
         region,
-        agent: SEARCH_AGENT,
+        agent: ground.agent,
         source: &file.source,
         params: serde_json::to_value(&params)?,
         artefact: None,

@@ -76,6 +76,19 @@ pub fn resume(
     go(&tools, &options, store, &row.id, observer)
 }
 
+/// Assembles and measures what a run's regions came to, without searching any further: for winners
+/// that agents found after the run had ended.
+pub(crate) fn finish(
+    choice: &PythonChoice,
+    store: &mut Store,
+    run: &str,
+    options: OptimizeOptions,
+    observer: &mut dyn Observer,
+) -> Result<OptimizeReport, EngineError> {
+    let tools = Tools::find(choice, Some(options.threads), observer)?;
+    go(&tools, &OptimizeOptions { budget_s: 0, ..options }, store, run, observer)
+}
+
 fn go(
     tools: &Tools,
     options: &OptimizeOptions,
@@ -99,7 +112,7 @@ fn go(
 }
 
 /// One process works on a run at a time.
-struct RunLock(#[expect(dead_code, reason = "closing the file releases the lock")] std::fs::File);
+pub(crate) struct RunLock(#[expect(dead_code, reason = "closing the file releases the lock")] std::fs::File);
 
 /// Whether a process works on this run now.
 pub fn is_running(store: &Store, run: &str) -> bool {
@@ -107,7 +120,7 @@ pub fn is_running(store: &Store, run: &str) -> bool {
 }
 
 impl RunLock {
-    fn take(store: &Store, run: &str) -> Result<Self, EngineError> {
+    pub(crate) fn take(store: &Store, run: &str) -> Result<Self, EngineError> {
         let folder = store.root().join("locks");
         fs_err::create_dir_all(&folder)?;
         let file = std::fs::File::create(folder.join(run))?;

@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod bridge;
+mod desk;
 mod documents;
 mod hostile;
 mod journey;
