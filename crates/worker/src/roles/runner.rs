@@ -25,9 +25,14 @@ const THREAD_SPACE: u64 = 256 << 20;
 /// Bytes that the heap is grown by before it can grow no more. A message of [`wire::LIMIT`] bytes and what
 /// is made of it stay far below; pages that are never touched cost nothing.
 const HEAP: usize = 256 << 20;
-/// Stacks beyond those of the pool. A kernel that starts a few more threads than it was given is told so;
-/// one that starts many ends at the system call for their memory.
-const SPARE_THREADS: u32 = 6;
+/// Stacks beyond two of each thread of the pool, made before mapping is forbidden. libgomp ends threads
+/// when a team shrinks and starts others when it grows again, perhaps before the old ones have left their
+/// stacks. A kernel that starts a few threads too many is told so; one that starts many, or changes the
+/// size of its teams dozens of times a call, ends at the system call for their memory.
+const SPARE_THREADS: u32 = 16;
+/// Places of numbers in the kernel's account, counted from the first field after the name.
+const THREADS: usize = 17;
+const VSIZE: usize = 20;
 /// Processor seconds of a runner's life.
 const CPU_SECONDS: u64 = 3600;
 
@@ -106,7 +111,7 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
                     .map_err(|_| (Failure::Load, "three descriptors belong to a load".to_owned()))?;
                 let pool = prepared_bytes(&plan, inputs.spans.len()).map_err(|e| (Failure::Load, e))? as u64;
                 let arenas = inputs.size.saturating_add(outputs.size).saturating_add(pool);
-                limit_memory(arenas, threads).map_err(|e| (Failure::Load, e))?;
+                team.limit_memory(arenas, threads).map_err(|e| (Failure::Load, e))?;
                 let loaded = Kernel::load(plan, threads, &artefact, (ins, inputs), (outs, outputs))
                     .map_err(|e| (Failure::Load, e))?;
                 drop(artefact);
@@ -158,13 +163,6 @@ fn grow_heap() -> Result<(), String> {
     Ok(())
 }
 
-fn limit_memory(arenas: u64, threads: usize) -> Result<(), String> {
-    let bytes =
-        arenas.saturating_add(ADDRESS_SPACE).saturating_add(THREAD_SPACE.saturating_mul(threads as u64));
-    rustix::process::setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: Some(bytes) })
-        .map_err(|e| format!("cannot limit memory: {e}"))
-}
-
 /// Threads of a runner that is at rest: the self-test has used two at least, and idle ones stay.
 fn idle_threads(threads: u32) -> usize {
     threads.max(2) as usize
@@ -214,7 +212,7 @@ impl Team {
         };
         let threads: u32 =
             std::env::var("OMP_NUM_THREADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2).max(2);
-        let threads = threads.saturating_add(SPARE_THREADS);
+        let threads = threads.saturating_mul(2).saturating_add(SPARE_THREADS);
         // SAFETY: the callback gets the address of `test`, which outlives the call: GOMP_parallel
         // returns after every thread of the team has.
         unsafe { (self.parallel)(Test::run, std::ptr::from_ref(&test).cast_mut().cast(), threads, 0) };
@@ -241,14 +239,29 @@ impl Team {
         }
     }
 
+    /// Allows so much address space beyond what is in use.
+    fn limit_memory(&self, arenas: u64, threads: usize) -> Result<(), String> {
+        let bytes = arenas
+            .saturating_add(ADDRESS_SPACE)
+            .saturating_add(THREAD_SPACE.saturating_mul(threads as u64))
+            .saturating_add(self.stat(VSIZE).unwrap_or(0));
+        rustix::process::setrlimit(Resource::As, Rlimit { current: Some(bytes), maximum: Some(bytes) })
+            .map_err(|e| format!("cannot limit memory: {e}"))
+    }
+
     /// How many threads there are; 0 if the kernel does not say.
     fn live_threads(&self) -> usize {
+        self.stat(THREADS).and_then(|count| count.try_into().ok()).unwrap_or(0)
+    }
+
+    /// A number of the kernel's account, by its place after the name.
+    fn stat(&self, place: usize) -> Option<u64> {
         let mut text = [0; 512];
         let length = self.account.read_at(&mut text, 0).unwrap_or(0);
-        // The name in parentheses may hold anything; the count is the 18th field after it.
+        // The name in parentheses may hold anything.
         let text = String::from_utf8_lossy(&text[..length]);
         let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
-        fields.split_whitespace().nth(17).and_then(|count| count.parse().ok()).unwrap_or(0)
+        fields.split_whitespace().nth(place)?.parse().ok()
     }
 
     /// Whether the control word of every thread of the team is as it was; puts it back if not.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use autokernel_worker::admission::{AdmissionError, admit};
+use autokernel_worker::admission::{AdmissionError, Forbidden, admit};
 use proptest::prelude::*;
 
 use crate::{build, build_body};
@@ -25,6 +25,16 @@ fn honest_kernels_are_admitted() {
         "double s = 0;\n#pragma omp parallel for num_threads(threads) reduction(+:s)\nfor (int64_t i = 0; i < n; i++) s += in[i];\nout[0] = (float)s;",
         "memcpy(out, in, n * 4); memset(out, 0, n); out[0] += memcmp(in, out, n);",
         "out[0] = (float)((__int128)n * n / (threads + 1));",
+        // Jump tables, pointers to functions, x87 rounding, half precision, wide integers, string moves.
+        "for (int64_t i = 0; i < n; i++) switch ((int)in[i]) { case 0: out[i] = expf(in[i]); break; case 1: out[i] = 7; break; case 2: out[i] = erff(in[i]); break; case 3: out[i] = in[0]; break; case 4: out[i] = tanhf(in[i]); break; case 5: out[i] = -1; break; default: out[i] = 0; }",
+        "static float (*const table[3])(float) = {expf, erff, tanhf}; for (int64_t i = 0; i < n; i++) out[i] = table[i % 3](in[i]);",
+        "long double s = 0; for (int64_t i = 0; i < n; i++) s += __builtin_floorl(in[i]) + __builtin_rintl(s); out[0] = (float)s; out[1] = (float)(long)s;",
+        "for (int64_t i = 0; i < n; i++) out[i] = (float)(_Float16)in[i];",
+        "double s = 0; for (int64_t i = 0; i < n; i++) s += (double)(unsigned __int128)(in[i] * 1e20f); out[0] = (float)s;",
+        "for (int64_t i = 0; i < n; i++) { out[i] = __builtin_popcountll((uint64_t)in[i]) + __builtin_ctzll(i + 1); __builtin_prefetch(in + i + 64); }",
+        "if (n < 0) __builtin_trap(); if (threads < 0) __builtin_unreachable(); __builtin_memset(out, 0, (size_t)n * 4);",
+        "volatile float big[1 << 16]; for (int64_t i = 0; i < n; i++) { big[i & 0xffff] = in[i]; out[i] = big[(i * 7) & 0xffff]; }",
+        "#pragma omp parallel for num_threads(threads)\nfor (int64_t i = 0; i < n; i++) {\n#pragma omp atomic\nout[0] += in[i];\n}",
     ] {
         assert_eq!(admit(&build_body(body).bytes, &["k"]), Ok(()), "{body}");
     }
@@ -185,4 +195,89 @@ proptest! {
         }
         let _ = admit(&bytes, &["k"]);
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn instructions_that_no_kernel_needs_are_named() {
+    let instruction = |text: &str| {
+        verdict(&format!(
+            "{K} {{ if (n > 1) asm volatile(\"{text}\" : : \"a\"(out), \"c\"(in) : \"rdx\", \"rbx\", \"memory\"); }}"
+        ))
+    };
+    for (text, expected) in [
+        ("syscall", Forbidden::SystemCall),
+        ("int $0x80", Forbidden::SystemCall),
+        ("sysenter", Forbidden::SystemCall),
+        ("rdtsc", Forbidden::Clock),
+        ("rdtscp", Forbidden::Clock),
+        ("cpuid", Forbidden::Machine),
+        ("xgetbv", Forbidden::Machine),
+        ("rdrand %%eax", Forbidden::Machine),
+        ("ldmxcsr (%%rax)", Forbidden::Control),
+        ("vldmxcsr (%%rax)", Forbidden::Control),
+        ("fldenv (%%rax)", Forbidden::Control),
+        ("xrstor (%%rax)", Forbidden::Control),
+        ("wrpkru", Forbidden::Control),
+        ("mov %%fs:0, %%rax", Forbidden::ThreadLocal),
+        ("movl $1, %%gs:(%%rax)", Forbidden::ThreadLocal),
+        ("rdfsbase %%rax", Forbidden::ThreadLocal),
+        ("wrgsbase %%rax", Forbidden::ThreadLocal),
+        ("lret", Forbidden::Mode),
+        ("clflush (%%rax)", Forbidden::Cache),
+        ("xbegin 1f; 1:", Forbidden::Transaction),
+    ] {
+        assert!(
+            matches!(instruction(text), Err(AdmissionError::Instruction(_, kind)) if kind == expected),
+            "{text}: {:?}",
+            instruction(text)
+        );
+    }
+    for text in ["pause", "sfence", "stmxcsr (%%rax)", "prefetchnta (%%rax)", "nop", "fnstcw (%%rax)"] {
+        assert_eq!(instruction(text), Ok(()), "{text}");
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn code_is_code_and_branches_stay_in_it() {
+    let with = |text: &str| {
+        verdict(&format!("{K} {{ asm volatile(\"{text}\" : : : \"rax\", \"memory\"); out[0] = 1; }}"))
+    };
+    // Into the middle of another instruction, out of the artefact, bytes of no instruction.
+    for text in ["jmp 1f + 1; 1: movl $0x90c3050f, %%eax", "jmp . + 0x100000", "call . - 0x4000"] {
+        assert!(matches!(with(text), Err(AdmissionError::Branch(_))), "{text}: {:?}", with(text));
+    }
+    assert!(matches!(with("jmp 1f; .byte 0x06; 1:"), Err(AdmissionError::Unreadable(_))));
+    assert!(matches!(with("jmp *in_text(%%rip); in_text: .quad 0"), Err(AdmissionError::Branch(_))));
+    // A function of whose start the table says something else, and a pointer into an instruction.
+    let off = format!(
+        "{K} {{ out[0] = 1; }}\nasm(\".globl odd\\n.type odd, @function\\n.set odd, inner + 1\\n.text\\ninner: movl $0x90c3050f, %eax; ret\");"
+    );
+    assert!(matches!(verdict(&off), Err(AdmissionError::Branch(_))), "{:?}", verdict(&off));
+    let pointer = format!(
+        "{K} {{ out[0] = 1; }}\nasm(\".section .data.rel.ro, \\\"aw\\\"\\n.quad inner + 1\\n.text\\ninner: movl $0x90c3050f, %eax; ret\");"
+    );
+    assert!(matches!(verdict(&pointer), Err(AdmissionError::Branch(_))), "{:?}", verdict(&pointer));
+    // Code in a section of its own is looked at like any other.
+    let other = format!("{K} {{ out[0] = 1; }}\nasm(\".section hidden, \\\"ax\\\"\\nsyscall\\n.text\");");
+    assert!(matches!(verdict(&other), Err(AdmissionError::Instruction(..))), "{:?}", verdict(&other));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn code_that_no_section_speaks_of_is_found() {
+    let mut bytes = build(&format!("{K} {{ out[0] = expf(in[0]); }}")).bytes;
+    assert_eq!(admit(&bytes, &["k"]), Ok(()));
+    // The flag that says "code" is taken from every section header: the code is still there.
+    let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
+    let count = usize::from(u16::from_le_bytes(bytes[60..62].try_into().unwrap()));
+    for header in 0..count {
+        bytes[table + 64 * header + 8] &= !4;
+    }
+    assert!(
+        matches!(admit(&bytes, &["k"]), Err(AdmissionError::Unreadable(_))),
+        "{:?}",
+        admit(&bytes, &["k"])
+    );
 }
