@@ -1,8 +1,10 @@
 //! The child half of the program: `autokernel __worker ROLE PARENT …`.
 //!
 //! * `runner PARENT GOMP`: the socket is standard input; see [`crate::runner`].
-//! * `launch PARENT CONFINEMENT -- PROGRAM ARGS…`: confines itself and becomes the program.
+//! * `launch PARENT CONFINEMENT -- PROGRAM ARGS…`: confines itself and becomes the program; a builder
+//!   whose standard input is a pipe starts it instead, and ends it when the pipe ends ([`keeper`]).
 //! * `probe PARENT`: confines itself as a runner and prints what it reached.
+//! * `namespace PARENT`: says by its end whether what it starts could have process ids of its own.
 //! * `device PARENT`: measures the machine; loads nothing of anybody's, so it is not confined.
 //!
 //! No role starts a thread before it is confined: landlock binds only the thread that asks.
@@ -15,10 +17,11 @@ use std::process::{Command, ExitCode};
 
 use rustix::io::FdFlags;
 
-use crate::sandbox::{self, Confinement, SandboxError};
+use crate::sandbox::{self, Confinement, Domain, SandboxError};
 
 mod control;
 mod invoke;
+mod keeper;
 mod kernel;
 mod runner;
 mod stack;
@@ -37,10 +40,18 @@ pub fn child_main(args: &[String]) -> ExitCode {
             Err(_) => Err(usage()),
         },
         [role, parent, confinement, dashes, program @ ..] if role == "launch" && dashes == "--" => {
-            launch(parent, confinement, program)
+            match launch(parent, confinement, program) {
+                Ok(code) => return code,
+                Err(e) => Err(e),
+            }
         }
         [role, parent] if role == "probe" => {
             parent.parse().map_err(|_| usage()).and_then(sandbox::report_to_stdout)
+        }
+        [role, _parent] if role == "namespace" => {
+            // It can't be tried by a process that will go on: it could start no thread any more.
+            let made = sandbox::own_processes();
+            return if made { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
         [role, _parent] if role == "device" => crate::device::print_facts(),
         _ => Err(usage()),
@@ -59,8 +70,9 @@ fn usage() -> SandboxError {
     SandboxError { what: "not a role of this program".to_owned() }
 }
 
-/// Confines this process and becomes `program`; comes back only with an error.
-fn launch(parent: &str, confinement: &str, program: &[String]) -> Result<(), SandboxError> {
+/// Confines this process and becomes `program`, or stays between it and a parent that holds the other end
+/// of standard input.
+fn launch(parent: &str, confinement: &str, program: &[String]) -> Result<ExitCode, SandboxError> {
     let parent = parent.parse().map_err(|_| usage())?;
     let [program, args @ ..] = program else { return Err(usage()) };
     let mut confinement: Confinement =
@@ -69,8 +81,18 @@ fn launch(parent: &str, confinement: &str, program: &[String]) -> Result<(), San
         std::env::var_os("AUTOKERNEL_FD").and_then(|text| text.to_str()?.parse().ok());
     confinement.keep.extend(private);
     close_descriptors_on_exec(&confinement.keep)?;
+    let keeps = confinement.domain == Domain::Builder && keeper::is_wanted();
+    if keeps {
+        // Before root's rights are gone. Best effort: the keeper works without.
+        sandbox::own_processes();
+    }
     sandbox::confine(&confinement, parent)?;
-    let error = Command::new(program).args(args.iter().map(OsString::from)).exec();
+    let mut command = Command::new(program);
+    command.args(args.iter().map(OsString::from));
+    if keeps {
+        return keeper::keep(command);
+    }
+    let error = command.exec();
     Err(SandboxError::new(&format!("start `{program}`"), &error))
 }
 

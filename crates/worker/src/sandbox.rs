@@ -17,9 +17,11 @@ use crate::child;
 
 mod files;
 pub(crate) mod filter;
+mod namespace;
 mod probe;
 mod wall;
 
+pub(crate) use namespace::own_processes;
 pub use probe::{SandboxReport, probe};
 pub(crate) use probe::{report_to_stdout, self_test};
 pub use wall::Wall;

@@ -185,7 +185,7 @@ impl Toolchain {
     fn try_compiler(path: &Path) -> Result<Self, String> {
         let cxx = path.to_str().ok_or("its path is not UTF-8")?.to_owned();
         let limits = BuildLimits { wall: Duration::from_secs(30), ..BuildLimits::default() };
-        let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let folder = build_folder().map_err(|e| e.to_string())?;
         let run =
             Run { program: path, args: vec!["--version".to_owned()], folder: folder.path(), limits: &limits };
         let Compiled { stdout, .. } = run.confined().map_err(|e| e.to_string())?;
@@ -228,8 +228,7 @@ impl Toolchain {
 
 fn source_folder(file: &KernelFile) -> Result<tempfile::TempDir, BuildError> {
     let io = |what| move |source| BuildError::Io { what, source };
-    let folder =
-        tempfile::Builder::new().prefix("autokernel-build-").tempdir().map_err(io("make a build folder"))?;
+    let folder = build_folder().map_err(io("make a build folder"))?;
     let include = folder.path().join("include");
     std::fs::create_dir_all(include.join("autokernel")).map_err(io("make a build folder"))?;
     for (name, text) in HEADERS {
@@ -237,6 +236,12 @@ fn source_folder(file: &KernelFile) -> Result<tempfile::TempDir, BuildError> {
     }
     std::fs::write(folder.path().join("kernel.cpp"), &file.source).map_err(io("write the kernel"))?;
     Ok(folder)
+}
+
+/// A private folder. Its name begins like those of a command's own scratch folders, by which the next
+/// command finds what a killed one left behind.
+fn build_folder() -> std::io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(&format!("autokernel-{}-build-", std::process::id())).tempdir()
 }
 
 /// Reads what the compiler wrote, trusting neither its kind nor its size.

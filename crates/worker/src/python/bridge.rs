@@ -29,7 +29,8 @@ pub fn bridge_dir() -> io::Result<PathBuf> {
     if let Some(dir) = PRIVATE.get() {
         return place(dir.path(), FILES);
     }
-    let dir = tempfile::Builder::new().prefix("autokernel-bridge-").tempdir()?;
+    let dir =
+        tempfile::Builder::new().prefix(&format!("autokernel-{}-bridge-", std::process::id())).tempdir()?;
     place(PRIVATE.get_or_init(|| dir).path(), FILES)
 }
 

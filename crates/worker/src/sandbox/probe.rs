@@ -29,6 +29,9 @@ pub struct SandboxReport {
     pub uid_drop: bool,
     /// Whether a user namespace is needed: never so far.
     pub user_namespace_needed: bool,
+    /// Whether builders get process ids of their own, so that nothing of theirs outlives them. Without,
+    /// their process group is ended, which compilers do not leave.
+    pub pid_namespace: bool,
     /// Whether a confined child tried what is forbidden and was refused.
     pub self_test: bool,
     /// What failed, if anything.
@@ -89,13 +92,19 @@ pub fn probe() -> SandboxReport {
         child_uid,
         uid_drop: uid == 0 && child_uid != 0,
         user_namespace_needed: false,
+        pid_namespace: run("namespace").is_ok(),
         self_test: confined.is_some(),
         problem,
     }
 }
 
 fn try_child() -> Result<Confined, String> {
-    let mut command = child::role_command("probe");
+    serde_json::from_str(&run("probe")?).map_err(|e| format!("unreadable report: {e}"))
+}
+
+/// What a role that needs no more than its name printed, if it came to a good end.
+fn run(role: &str) -> Result<String, String> {
+    let mut command = child::role_command(role);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut started = child::spawn(command).map_err(|e| format!("cannot start a child: {e}"))?;
     let mut group = child::Group::new(&started).map_err(|e| e.to_string())?;
@@ -110,9 +119,7 @@ fn try_child() -> Result<Confined, String> {
             .map_err(|e| e.to_string())?;
     }
     match end {
-        Some(child::End::Code(0)) => {
-            serde_json::from_str(&out).map_err(|e| format!("unreadable report: {e}"))
-        }
+        Some(child::End::Code(0)) => Ok(out),
         Some(end) => Err(format!("the child ended with {end:?}: {}", err.trim())),
         None => Err("the child did not answer".to_owned()),
     }

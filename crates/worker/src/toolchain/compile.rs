@@ -46,7 +46,8 @@ impl Run<'_> {
         // A relative TMPDIR, because the folders above may be closed to the builder's user.
         command.env("PATH", search_path(self.program)).env("LANG", "C").env("TMPDIR", ".");
         command.env("CCACHE_DISABLE", "1");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Nothing is ever written to standard input: its end is how the builder learns of ours.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut started = child::spawn(command).map_err(io("start the builder"))?;
         let mut group = Group::new(&started).map_err(io("start the builder"))?;
         let (out, err) = (started.stdout.take().map(collect), started.stderr.take().map(collect));

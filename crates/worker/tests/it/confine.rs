@@ -148,3 +148,68 @@ fn the_parent_reads_the_memory_of_a_deployment_child() {
     read.unwrap();
     assert_eq!(&magic, b"\x7fELF");
 }
+
+/// Ids of live processes whose command line holds this mark.
+fn marked(mark: &str) -> Vec<i32> {
+    let is_marked = |entry: &std::fs::DirEntry| {
+        let text = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&text).contains(mark)
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.filter(is_marked).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn within_seconds(limit: u64, mut reached: impl FnMut() -> bool) -> bool {
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_secs(limit) {
+        if reached() {
+            return true;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    false
+}
+
+#[test]
+fn nothing_of_a_builder_outlives_its_parent() {
+    crate::set_up();
+    let has_namespace = probe().pid_namespace;
+    // Grandchildren, as a compiler has; one leaves the group, which only a namespace notices.
+    let leaves = if has_namespace { "setsid sleep 61.5791 &" } else { "" };
+    let script = format!("sleep 60.5791 & (sleep 60.5791 & {leaves} sleep 60.5791) & wait");
+    let expected = 3 + usize::from(has_namespace);
+    let mut command = launch_command(&Confinement::new(Domain::Builder), "/bin/sh".as_ref()).unwrap();
+    command.args(["-c", &script]).env("PATH", "/usr/bin:/bin").stdin(std::process::Stdio::piped());
+    let mut keeper = command.spawn().unwrap();
+    let sleepers = || {
+        marked("0.5791").into_iter().filter(|pid| comm(*pid) == "sleep").count()
+            + marked("1.5791").into_iter().filter(|pid| comm(*pid) == "sleep").count()
+    };
+    assert!(within_seconds(20, || sleepers() == expected), "{} of {expected}", sleepers());
+    // What the death of a parent does: its end of the pipe closes.
+    drop(keeper.stdin.take());
+    assert!(within_seconds(20, || sleepers() == 0), "{} are left", sleepers());
+    keeper.wait().unwrap();
+}
+
+fn comm(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+#[test]
+fn a_kept_program_ends_as_it_would_alone() {
+    crate::set_up();
+    for (script, code, signal) in
+        [("exit 7", Some(7), None), ("true", Some(0), None), ("kill -ABRT $$", None, Some(6))]
+    {
+        let mut command = launch_command(&Confinement::new(Domain::Builder), "/bin/sh".as_ref()).unwrap();
+        // The shell of the script is the first process of its namespace, which such signals do not reach.
+        command.args(["-c", &format!("sh -c '{script}'; code=$?; exit $code")]).env("PATH", "/usr/bin:/bin");
+        let mut keeper = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        // Waiting would close it, and with it end everything.
+        let _alive = keeper.stdin.take();
+        let status = keeper.wait().unwrap();
+        let told = signal.map_or(code, |signal| Some(128 + signal));
+        assert_eq!(status.code(), told, "{script}: {status:?}");
+    }
+}
