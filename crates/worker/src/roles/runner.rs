@@ -1,5 +1,6 @@
 //! Role `runner`: the confined child that calls kernels.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -141,11 +142,6 @@ fn converse(socket: BorrowedFd<'_>, team: &Team) -> Result<(), (Failure, String)
                 kernel.run();
                 let live = team.settled_threads(*threads);
                 let control_ok = team.restore_control(*threads);
-                if live < idle_threads(*threads) {
-                    // The kernel's last team was smaller, so that the check has just started threads
-                    // while those that the kernel let go may still be on their way out.
-                    team.settled_threads(*threads);
-                }
                 Reply::Done { cpu_ns: cpu_time() - before, control_ok, threads: live }
             }
             _ => return Err((Failure::Call, "a request out of order".to_owned())),
@@ -266,12 +262,18 @@ impl Team {
 
     /// Whether the control word of every thread of the team is as it was; puts it back if not.
     fn restore_control(&self, threads: u32) -> bool {
-        let check = Check { expected: self.control, same: AtomicBool::new(true) };
+        let check =
+            Check { expected: self.control, same: AtomicBool::new(true), fresh: AtomicBool::new(false) };
         let data = std::ptr::from_ref(&check).cast_mut().cast();
         Check::run(data);
         if threads > 1 {
             // SAFETY: as above, with `check`.
             unsafe { (self.parallel)(Check::run, data, threads, 0) };
+        }
+        if check.fresh.load(Ordering::Relaxed) {
+            // The kernel's last team was smaller: threads were started just now, while those that the
+            // kernel let go may still be on their way out.
+            self.settled_threads(threads);
         }
         check.same.load(Ordering::Relaxed)
     }
@@ -333,12 +335,19 @@ impl Test {
 struct Check {
     expected: u64,
     same: AtomicBool,
+    /// Whether a thread came that had never been here.
+    fresh: AtomicBool,
 }
+
+thread_local! { static SEEN: Cell<bool> = const { Cell::new(false) }; }
 
 impl Check {
     extern "C" fn run(data: *mut c_void) {
         // SAFETY: `restore_control` passes the address of a `Check` that is shared and lives long enough.
         let check = unsafe { &*data.cast::<Self>() };
+        if !SEEN.replace(true) {
+            check.fresh.store(true, Ordering::Relaxed);
+        }
         if control() != check.expected {
             check.same.store(false, Ordering::Relaxed);
             set_control(check.expected);
