@@ -54,6 +54,23 @@ pub(crate) enum End {
     Code(i32),
 }
 
+/// What ended a child by this signal, where the number alone says too little. What a kernel has to do with
+/// the memory and system calls of it the judge says.
+pub(crate) const fn meaning(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL: a trap, or an instruction that this processor lacks)",
+        5 => " (SIGTRAP: a breakpoint)",
+        6 => " (SIGABRT: it ran off its stack, or a library that it called gave up)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE: a division of integers by zero, or its like)",
+        9 => " (SIGKILL: not by its own doing; the machine may be out of memory)",
+        11 => " (SIGSEGV)",
+        24 => " (SIGXCPU: its processor time is used up)",
+        31 => " (SIGSYS)",
+        _ => "",
+    }
+}
+
 /// A child that leads its process group; killed and reaped when dropped.
 #[derive(Debug)]
 pub(crate) struct Group {

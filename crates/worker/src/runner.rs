@@ -80,7 +80,7 @@ pub enum RunnerError {
     Sandbox { what: String },
     #[error("the artefact could not be loaded: {reason}")]
     Load { reason: String },
-    #[error("the kernel crashed with signal {signal}{}", meaning(*signal))]
+    #[error("the kernel crashed with signal {signal}{}", child::meaning(*signal))]
     Crashed { signal: i32 },
     #[error("the kernel ended the process with code {code}")]
     Exited { code: i32 },
@@ -92,23 +92,6 @@ pub enum RunnerError {
     Protocol { what: String },
     #[error("cannot {what}")]
     Io { what: &'static str, source: io::Error },
-}
-
-/// What a signal says of a kernel, where the number alone says too little. What memory and system calls
-/// have to do with it the judge says.
-const fn meaning(signal: i32) -> &'static str {
-    match signal {
-        4 => " (SIGILL: a trap, or an instruction that this processor lacks)",
-        5 => " (SIGTRAP: a breakpoint)",
-        6 => " (SIGABRT: it ran off its stack, or a library that it called gave up)",
-        7 => " (SIGBUS)",
-        8 => " (SIGFPE: a division of integers by zero, or its like)",
-        9 => " (SIGKILL: not by its own doing; the machine may be out of memory)",
-        11 => " (SIGSEGV)",
-        24 => " (SIGXCPU: its processor time is used up)",
-        31 => " (SIGSYS)",
-        _ => "",
-    }
 }
 
 /// The parent's handle of one runner child. Dropping it kills the child's process group.

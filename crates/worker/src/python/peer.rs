@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use super::output::{Output, clean};
 use super::process::{Process, wait_ready};
+use crate::child;
 use crate::sandbox::{INSTALL, Wall, python_child};
 
 /// Longest line in either direction.
@@ -59,8 +60,8 @@ pub enum PeerError {
         /// Further fields of the error object.
         data: Value,
     },
-    /// The child is gone. Its exit is unknown for a forked child, which is not ours to reap.
-    #[error("Python process ended ({})", exit_text(*exit))]
+    /// The child is gone. How is unknown for a forked child, which is not ours to reap, before Linux 6.15.
+    #[error("Python process ended ({}){}", exit_text(*exit), last_line(*exit, stderr))]
     Died {
         /// How it ended.
         exit: Option<Exit>,
@@ -104,9 +105,18 @@ pub enum PeerError {
 
 fn exit_text(exit: Option<Exit>) -> String {
     match exit {
-        None => "status unknown".into(),
+        None => "it crashed, was killed or left; this system does not say which".into(),
         Some(Exit::Code(code)) => format!("exit code {code}"),
-        Some(Exit::Signal(signal)) => format!("signal {signal}"),
+        Some(Exit::Signal(signal)) => format!("signal {signal}{}", child::meaning(signal)),
+    }
+}
+
+/// What a process that ended by itself said last: Python's own reason, as a rule.
+fn last_line(exit: Option<Exit>, stderr: &str) -> String {
+    let said = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    match (exit, said) {
+        (Some(Exit::Code(_)), Some(line)) => format!(": {}", line.chars().take(200).collect::<String>()),
+        _ => String::new(),
     }
 }
 

@@ -215,8 +215,21 @@ impl Process {
             let _ = pidfd_send_signal(&self.handle, Signal::KILL);
         }
         let gone = self.ends_before(Instant::now() + REAP);
-        if let (Some(child), true) = (&mut self.child, gone) {
-            self.exit = child.wait().ok().and_then(exit_of);
+        match &mut self.child {
+            Some(child) if gone => self.exit = child.wait().ok().and_then(exit_of),
+            // Its zygote has it reaped, which may come a moment after the end.
+            None if gone => {
+                let patience = Instant::now() + Duration::from_millis(100);
+                self.exit = exit_from_handle(&self.handle);
+                while self.exit.is_none()
+                    && stat(&self.pid().to_string()).is_some()
+                    && Instant::now() < patience
+                {
+                    thread::sleep(Duration::from_millis(1));
+                    self.exit = exit_from_handle(&self.handle);
+                }
+            }
+            _ => {}
         }
         self.buried = true;
         self.exit
@@ -227,6 +240,30 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.bury();
     }
+}
+
+/// What a process handle says of a process that is gone, as `struct pidfd_info` of Linux 6.15 and newer.
+#[repr(C)]
+#[derive(Default)]
+struct HandleInfo {
+    mask: u64,
+    cgroup: u64,
+    ids: [u32; 11],
+    exit: i32,
+}
+
+/// `PIDFD_GET_INFO`, and the bit of its mask that stands for the exit.
+const GET_INFO: rustix::ioctl::Opcode = rustix::ioctl::opcode::read_write::<HandleInfo>(0xff, 11);
+const EXIT: u64 = 1 << 3;
+
+/// How a process ended that is not our child; `None` where the system does not say.
+fn exit_from_handle(handle: &OwnedFd) -> Option<Exit> {
+    let mut info = HandleInfo { mask: EXIT, ..HandleInfo::default() };
+    // SAFETY: the request reads and writes a structure of this size, which its number names.
+    let asked = unsafe {
+        rustix::ioctl::ioctl(handle, rustix::ioctl::Updater::<GET_INFO, HandleInfo>::new(&mut info))
+    };
+    asked.ok().filter(|()| info.mask & EXIT != 0).and_then(|()| exit_of(ExitStatus::from_raw(info.exit)))
 }
 
 fn exit_of(status: ExitStatus) -> Option<Exit> {
