@@ -93,6 +93,7 @@ mod x86 {
     use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
     use super::{Flaw, Forbidden, Stretch};
+    use Register as R;
 
     /// Bits of the addresses that instructions start at.
     struct Starts<'a> {
@@ -184,7 +185,6 @@ mod x86 {
 
     /// An operand in the thread's own segment, or a segment register as operand.
     fn touches_segment(instruction: &Instruction) -> bool {
-        use Register as R;
         let thread = |register| matches!(register, R::FS | R::GS);
         let segment = |register| matches!(register, R::ES | R::CS | R::SS | R::DS | R::FS | R::GS);
         let memory = (0..instruction.op_count()).any(|i| {
@@ -205,125 +205,158 @@ mod x86 {
                 .any(|i| instruction.op_kind(i) == OpKind::Register && segment(instruction.op_register(i)))
     }
 
+    use Mnemonic as M;
+
+    /// Instructions by what is wrong with them. `fldcw` is not among them: compilers emit it to round
+    /// `long double`; the word that it sets is compared after the calls instead.
+    const NAMES: [(Forbidden, &[Mnemonic]); 8] = [
+        (
+            Forbidden::SystemCall,
+            &[
+                M::Syscall,
+                M::Sysenter,
+                M::Sysexit,
+                M::Sysret,
+                M::Sysexitq,
+                M::Sysretq,
+                M::Int,
+                M::Int1,
+                M::Into,
+                M::Vmcall,
+                M::Vmmcall,
+                M::Vmgexit,
+                M::Vmfunc,
+                M::Tdcall,
+                M::Seamcall,
+                M::Enclu,
+                M::Enclv,
+                M::Encls,
+            ],
+        ),
+        (Forbidden::Clock, &[M::Rdtsc, M::Rdtscp, M::Rdpmc, M::Rdpru]),
+        (
+            Forbidden::Machine,
+            &[
+                M::Cpuid,
+                M::Xgetbv,
+                M::Rdpid,
+                M::Rdrand,
+                M::Rdseed,
+                M::Sgdt,
+                M::Sidt,
+                M::Sldt,
+                M::Smsw,
+                M::Str,
+                M::Rdpkru,
+                M::Rdsspd,
+                M::Rdsspq,
+            ],
+        ),
+        (
+            Forbidden::Control,
+            &[
+                M::Ldmxcsr,
+                M::Vldmxcsr,
+                M::Fldenv,
+                M::Frstor,
+                M::Fxrstor,
+                M::Fxrstor64,
+                M::Xrstor,
+                M::Xrstor64,
+                M::Xrstors,
+                M::Xrstors64,
+                M::Xsetbv,
+                M::Wrpkru,
+                M::Fxsave,
+                M::Fxsave64,
+                M::Xsave,
+                M::Xsave64,
+                M::Xsavec,
+                M::Xsavec64,
+                M::Xsaveopt,
+                M::Xsaveopt64,
+                M::Xsaves,
+                M::Xsaves64,
+            ],
+        ),
+        (
+            Forbidden::ThreadLocal,
+            &[
+                M::Rdfsbase,
+                M::Rdgsbase,
+                M::Wrfsbase,
+                M::Wrgsbase,
+                M::Swapgs,
+                M::Lfs,
+                M::Lgs,
+                M::Lss,
+                M::Lds,
+                M::Les,
+            ],
+        ),
+        (
+            Forbidden::Mode,
+            &[
+                M::Iret,
+                M::Iretd,
+                M::Iretq,
+                M::Retf,
+                M::Monitor,
+                M::Mwait,
+                M::Monitorx,
+                M::Mwaitx,
+                M::Umonitor,
+                M::Umwait,
+                M::Tpause,
+                M::Hlt,
+                M::Cli,
+                M::Sti,
+                M::In,
+                M::Out,
+                M::Insb,
+                M::Insw,
+                M::Insd,
+                M::Outsb,
+                M::Outsw,
+                M::Outsd,
+                M::Uiret,
+                M::Senduipi,
+                M::Clui,
+                M::Stui,
+                M::Testui,
+                M::Popf,
+                M::Popfd,
+                M::Popfq,
+                M::Lar,
+                M::Lsl,
+                M::Verr,
+                M::Verw,
+                M::Incsspd,
+                M::Incsspq,
+                M::Rstorssp,
+                M::Wrssd,
+                M::Wrssq,
+            ],
+        ),
+        (
+            Forbidden::Cache,
+            &[
+                M::Clflush,
+                M::Clflushopt,
+                M::Clwb,
+                M::Cldemote,
+                M::Invd,
+                M::Wbinvd,
+                M::Wbnoinvd,
+                M::Clzero,
+                M::Invlpg,
+            ],
+        ),
+        (Forbidden::Transaction, &[M::Xbegin, M::Xend, M::Xabort, M::Xtest]),
+    ];
+
     fn by_name(mnemonic: Mnemonic) -> Option<Forbidden> {
-        use Mnemonic as M;
-        Some(match mnemonic {
-            M::Syscall
-            | M::Sysenter
-            | M::Sysexit
-            | M::Sysret
-            | M::Sysexitq
-            | M::Sysretq
-            | M::Int
-            | M::Int1
-            | M::Into
-            | M::Vmcall
-            | M::Vmmcall
-            | M::Vmgexit
-            | M::Vmfunc
-            | M::Tdcall
-            | M::Seamcall
-            | M::Enclu
-            | M::Enclv
-            | M::Encls => Forbidden::SystemCall,
-            M::Rdtsc | M::Rdtscp | M::Rdpmc | M::Rdpru => Forbidden::Clock,
-            M::Cpuid
-            | M::Xgetbv
-            | M::Rdpid
-            | M::Rdrand
-            | M::Rdseed
-            | M::Sgdt
-            | M::Sidt
-            | M::Sldt
-            | M::Smsw
-            | M::Str
-            | M::Rdpkru
-            | M::Rdsspd
-            | M::Rdsspq => Forbidden::Machine,
-            // `fldcw` is not here: compilers emit it to round `long double`; the word is compared instead.
-            M::Ldmxcsr
-            | M::Vldmxcsr
-            | M::Fldenv
-            | M::Frstor
-            | M::Fxrstor
-            | M::Fxrstor64
-            | M::Xrstor
-            | M::Xrstor64
-            | M::Xrstors
-            | M::Xrstors64
-            | M::Xsetbv
-            | M::Wrpkru
-            | M::Fxsave
-            | M::Fxsave64
-            | M::Xsave
-            | M::Xsave64
-            | M::Xsavec
-            | M::Xsavec64
-            | M::Xsaveopt
-            | M::Xsaveopt64
-            | M::Xsaves
-            | M::Xsaves64 => Forbidden::Control,
-            M::Rdfsbase
-            | M::Rdgsbase
-            | M::Wrfsbase
-            | M::Wrgsbase
-            | M::Swapgs
-            | M::Lfs
-            | M::Lgs
-            | M::Lss
-            | M::Lds
-            | M::Les => Forbidden::ThreadLocal,
-            M::Iret
-            | M::Iretd
-            | M::Iretq
-            | M::Retf
-            | M::Monitor
-            | M::Mwait
-            | M::Monitorx
-            | M::Mwaitx
-            | M::Umonitor
-            | M::Umwait
-            | M::Tpause
-            | M::Hlt
-            | M::Cli
-            | M::Sti
-            | M::In
-            | M::Out
-            | M::Insb
-            | M::Insw
-            | M::Insd
-            | M::Outsb
-            | M::Outsw
-            | M::Outsd
-            | M::Uiret
-            | M::Senduipi
-            | M::Clui
-            | M::Stui
-            | M::Testui
-            | M::Popf
-            | M::Popfd
-            | M::Popfq
-            | M::Lar
-            | M::Lsl
-            | M::Verr
-            | M::Verw
-            | M::Incsspd
-            | M::Incsspq
-            | M::Rstorssp
-            | M::Wrssd
-            | M::Wrssq => Forbidden::Mode,
-            M::Clflush
-            | M::Clflushopt
-            | M::Clwb
-            | M::Cldemote
-            | M::Invd
-            | M::Wbinvd
-            | M::Wbnoinvd
-            | M::Clzero
-            | M::Invlpg => Forbidden::Cache,
-            M::Xbegin | M::Xend | M::Xabort | M::Xtest => Forbidden::Transaction,
-            _ => return None,
-        })
+        NAMES.iter().find(|(_, names)| names.contains(&mnemonic)).map(|(kind, _)| *kind)
     }
 }
 

@@ -62,6 +62,7 @@ pub(super) fn wipe(floor: usize) -> Result<(), String> {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[expect(clippy::inline_always, reason = "a frame of its own would lie in what is overwritten")]
 #[inline(always)]
 fn stack_pointer() -> usize {
     let value: usize;
@@ -73,6 +74,7 @@ fn stack_pointer() -> usize {
 /// Overwrites `start..end`, which lies below the stack pointer; a function that wrote it by calling
 /// others would overwrite its own frames.
 #[cfg(target_arch = "x86_64")]
+#[expect(clippy::inline_always, reason = "a frame of its own would lie in what is overwritten")]
 #[inline(always)]
 fn zero(start: usize, end: usize) {
     // SAFETY: the range is this thread's own stack below its red zone, in which nothing is alive.
@@ -85,6 +87,7 @@ fn zero(start: usize, end: usize) {
 }
 
 #[cfg(target_arch = "aarch64")]
+#[expect(clippy::inline_always, reason = "a frame of its own would lie in what is overwritten")]
 #[inline(always)]
 fn stack_pointer() -> usize {
     let value: usize;
@@ -94,6 +97,7 @@ fn stack_pointer() -> usize {
 }
 
 #[cfg(target_arch = "aarch64")]
+#[expect(clippy::inline_always, reason = "a frame of its own would lie in what is overwritten")]
 #[inline(always)]
 fn zero(start: usize, end: usize) {
     // SAFETY: the range is this thread's own stack below its stack pointer, in which nothing is alive.

@@ -42,9 +42,11 @@ impl Filter {
     /// The program as the kernel reads it: eight bytes an instruction, in the machine's byte order.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let encode = |op: &seccompiler::sock_filter| {
-            let [a, b] = op.code.to_ne_bytes();
-            let [c, d, e, f] = op.k.to_ne_bytes();
-            [a, b, op.jt, op.jf, c, d, e, f]
+            let mut bytes = [0; 8];
+            bytes[..2].copy_from_slice(&op.code.to_ne_bytes());
+            bytes[2..4].copy_from_slice(&[op.jt, op.jf]);
+            bytes[4..].copy_from_slice(&op.k.to_ne_bytes());
+            bytes
         };
         self.0.iter().flat_map(encode).collect()
     }

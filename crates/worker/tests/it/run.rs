@@ -387,9 +387,9 @@ fn nothing_survives_below_the_stack_from_batch_to_batch() {
             let mut runner = desk.runner(&build_body(&counts_below_its_stack(depth, worker)));
             for batch in 0..3 {
                 runner.batch(&desk.calls, TIMEOUT).unwrap();
-                let counts = [desk.output(0)[0], desk.output(1)[0]];
+                let counts = [desk.output(0)[0] as i32, desk.output(1)[0] as i32];
                 // Within a batch it does: that is the stack of a running program.
-                assert_eq!(counts, [1.0, 2.0], "worker {worker}, {depth} down, batch {batch}");
+                assert_eq!(counts, [1, 2], "worker {worker}, {depth} down, batch {batch}");
             }
         }
     }
