@@ -1,5 +1,6 @@
 //! A hostile kernel in a forked Python child: a real zygote, a real package, raw system calls.
 #![allow(unsafe_code, reason = "a test has to set a variable of its own process")]
+#![allow(clippy::unwrap_used, reason = "a test's way to fail and to tell")]
 #![cfg(target_arch = "x86_64")]
 
 use std::path::Path;
@@ -86,14 +87,11 @@ const ATTEMPTS: &[(&str, u32, &str)] = &[
 ];
 
 fn hostile() -> String {
-    let attempts: String = ATTEMPTS
-        .iter()
-        .enumerate()
-        .map(|(index, (_, number, arguments))| {
+    let attempts =
+        ATTEMPTS.iter().enumerate().fold(String::new(), |text, (index, (_, number, arguments))| {
             let comma = if arguments.is_empty() { "" } else { ", " };
-            format!("out[{index}] = (float)sys({number}{comma}{arguments});\n")
-        })
-        .collect();
+            text + &format!("out[{index}] = (float)sys({number}{comma}{arguments});\n")
+        });
     format!(
         "#include <cstdint>
 static long sys(long n, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0, long f = 0) {{
