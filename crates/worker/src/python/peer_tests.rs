@@ -263,7 +263,8 @@ fn forked_children_are_peers_of_their_own() {
     assert_ne!(child.pid(), zygote.pid());
     check_freeze(&mut child);
     let error = child.request("crash", json!({}), LIMIT).unwrap_err();
-    assert!(matches!(error, PeerError::Died { exit: None, .. }), "{error}");
+    // It is the zygote's to bury; Linux says since 6.15 how it ended.
+    assert!(matches!(error, PeerError::Died { exit: None | Some(Exit::Signal(11)), .. }), "{error}");
     assert!(!child.alive());
     let grandchild = other.request("child", json!({}), LIMIT).unwrap()["pid"].as_i64().unwrap() as i32;
     let pid = other.pid();
