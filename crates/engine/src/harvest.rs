@@ -234,10 +234,7 @@ impl Field<'_> {
             if ended.winner.is_some() {
                 return Ok((ended.report, ended.winner));
             }
-            // The report is on the first that was not rejected: the fastest that is right.
-            if told.as_ref().is_none_or(|known| known.verdict == "rejected" && !ended.rejected) {
-                told = Some(ended.report);
-            }
+            told = Some(spokesman(told, ended.report));
             if ended.last {
                 break;
             }
@@ -265,7 +262,7 @@ impl Field<'_> {
                 ScreenOutcome::Ranked(screened) => screened,
                 ScreenOutcome::Rejected(rejected) => {
                     let report = judged_report(task, candidate, &rejected, None);
-                    return Ok(Ended { report, winner: None, rejected: true, last: false });
+                    return Ok(Ended { report, winner: None, last: false });
                 }
             },
         };
@@ -288,17 +285,7 @@ impl Field<'_> {
         }
         // A win against less than everything that PyTorch offers is no win.
         let faster = matches!(verdict, Verdict::Faster { .. }) && bench.missing.is_empty();
-        Ok(Ended {
-            rejected: matches!(verdict, Verdict::Rejected { .. }),
-            last: match verdict {
-                Verdict::Rejected { .. } => false,
-                // Where the machine is the reason it would be the same for the next one.
-                Verdict::Ambiguous { .. } => tried.decided.unfit,
-                _ => true,
-            },
-            report,
-            winner: faster.then_some(winner),
-        })
+        Ok(Ended { last: ends_the_line(&tried.decided), report, winner: faster.then_some(winner) })
     }
 
     fn decide(
@@ -330,7 +317,6 @@ struct Bench<'a> {
 struct Ended {
     report: RegionReport,
     winner: Option<Winner>,
-    rejected: bool,
     /// Whether no other finalist is to be tried.
     last: bool,
 }
@@ -369,6 +355,25 @@ pub(crate) fn adopt(
     let report = judged_report(task, candidate, &tried.decided.verdict, Some(tried));
     let outcome = Outcome { report, winner: Some(KeptWinner::of(winner)) };
     Ok(store.set_outcome(run, &task.region.id.0, &serde_json::to_value(&outcome)?)?)
+}
+
+/// Whether the finalists behind one with this verdict have nothing to win.
+fn ends_the_line(decided: &Decided) -> bool {
+    match decided.verdict {
+        Verdict::Rejected { .. } => false,
+        // Where the machine is the reason it would be the same for the next one.
+        Verdict::Ambiguous { .. } => decided.unfit,
+        Verdict::Faster { .. } | Verdict::Same { .. } | Verdict::Slower { .. } => true,
+    }
+}
+
+/// The report that speaks for a region whose finalists all failed: on the first that was not
+/// rejected, which is the fastest that is right.
+fn spokesman(known: Option<RegionReport>, next: RegionReport) -> RegionReport {
+    match known {
+        Some(known) if known.verdict != "rejected" || next.verdict == "rejected" => known,
+        _ => next,
+    }
 }
 
 /// Takes over a region that an earlier life of the run decided. `false` when its winner can't be had
@@ -470,5 +475,55 @@ fn verdict_event(task: &Task, tried: &Tried) -> Event {
             .verdict
             .speedup()
             .map(|interval| [interval.value, interval.low, interval.high]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use autokernel_core::region::{REGION_SCHEMA, Region, RegionId};
+    use autokernel_core::task::Rates;
+    use autokernel_core::verdict::{Interval, Stage};
+
+    use super::*;
+
+    #[test]
+    fn the_next_finalist_gets_its_turn_when_one_is_rejected_or_left_open() {
+        let speedup = Interval { value: 1.0, low: 0.9, high: 1.1 };
+        let ends = |verdict, unfit| {
+            ends_the_line(&Decided { verdict, pairs: 10, reportable: true, noise: 0.0, unfit, reason: None })
+        };
+        assert!(!ends(Verdict::Rejected { stage: Stage::Timed, reason: String::new() }, false));
+        assert!(!ends(Verdict::Ambiguous { speedup }, false));
+        assert!(ends(Verdict::Ambiguous { speedup }, true), "the machine is the reason");
+        for verdict in [Verdict::Same { speedup }, Verdict::Slower { speedup }, Verdict::Faster { speedup }] {
+            assert!(ends(verdict, false));
+        }
+    }
+
+    #[test]
+    fn the_fastest_that_is_right_speaks_for_a_region() {
+        let region = Region {
+            schema: REGION_SCHEMA.to_owned(),
+            id: RegionId(String::new()),
+            inputs: vec![],
+            nodes: vec![],
+            outputs: vec![],
+        };
+        let task = Task::new(region, vec![], 10.0, 100.0, Rates { copy: &[], flops_per_us: 0.0 });
+        let report = |verdict: &str, candidate| RegionReport {
+            verdict: verdict.to_owned(),
+            candidate: Some(candidate),
+            ..untried(&task, "")
+        };
+        let told = |verdicts: &[&str]| {
+            let mut told = None;
+            for (candidate, verdict) in verdicts.iter().enumerate() {
+                told = Some(spokesman(told, report(verdict, candidate as i64)));
+            }
+            told.unwrap().candidate.unwrap()
+        };
+        assert_eq!(told(&["rejected", "rejected"]), 0);
+        assert_eq!(told(&["rejected", "ambiguous", "slower"]), 1);
+        assert_eq!(told(&["ambiguous", "rejected"]), 0);
     }
 }

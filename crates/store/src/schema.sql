@@ -28,7 +28,7 @@ CREATE TABLE candidates (
   artefact TEXT,                        -- hash of the shared object
   screen   TEXT,                        -- JSON: rank among candidates, never a claim
   verdict  TEXT,                        -- JSON
-  evidence TEXT,                        -- hash of autokernel.evidence/1 in files/
+  evidence TEXT,                        -- hash of autokernel.verdict/1 in files/
   FOREIGN KEY (run, region) REFERENCES tasks(run, region)
 ) STRICT;
 CREATE INDEX candidates_by_region ON candidates(run, region);
