@@ -109,7 +109,6 @@ template <int R> AK_FN void multiply(const E* a, const B* const (&b)[S], E (*til
 /// Terms that are added in one chain.
 const CHAIN: u64 = 1024;
 
-
 /// The text of a kernel file for a region with products.
 pub(crate) fn emit_products(program: &Program, products: &Products, plan: &Plan, region: &Region) -> String {
     let schedule = schedule::epilogue(program);
