@@ -138,17 +138,25 @@ def output_metas(region: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Prepared:
-    """A buffer made from inputs that rarely change: made again when one of them is another tensor, or was written to."""
+    """A buffer made from inputs that rarely change: made again when one of them is another tensor, or was written to.
+
+    Tensors of inference mode don't tell whether they were written to; for them there is no buffer.
+    """
 
     def __init__(self, fill: Callable[..., None], numel: int, dtype: torch.dtype):
         self._fill, self._numel, self._dtype = fill, numel, dtype
         self._made: dict[tuple[int, ...], tuple] = {}
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    @property
+    def bytes(self) -> int:
+        """What the buffers that are kept now take."""
+        return sum(buffer.nbytes for _, _, buffer in list(self._made.values()))
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | None:
         try:
             state = [(item._version, item.data_ptr()) for item in inputs]
-        except RuntimeError:  # tensors of inference mode have no version, so nothing is known about them
-            return self._make(inputs)
+        except RuntimeError:
+            return None
         key = tuple(map(id, inputs))
         known = self._made.get(key)
         # An id comes back after its tensor died; the weak references tell.
@@ -183,6 +191,9 @@ class Kernel:
         self.constant_inputs = frozenset(which for step in plan.get("prepare", []) for which in step["inputs"])
         self._library = library
         self._warned = False
+        self._prepared: list[Prepared] = []
+        for step in plan.get("prepare", []):
+            self._prepared.append(self._preparation(step, plan["prepare"]))
         #: The direct callable: tensors in, a tensor (or a tuple of them) out.
         self.call: Callable[..., Any] = self._specialise(plan, alignment)
         self._implementation = self._specialise(plan, alignment, operator=True)
@@ -194,6 +205,11 @@ class Kernel:
         if most is None:
             return torch.get_num_threads
         return lambda: min(torch.get_num_threads(), most)
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Memory beside the model's own: what was made from constant inputs and is kept."""
+        return sum(buffer.bytes for buffer in self._prepared)
 
     def original(self, *inputs: torch.Tensor) -> Any:
         """The region's own operators, differentiable like any others."""
@@ -218,6 +234,9 @@ class Kernel:
     def _operator_mismatch(self, *inputs: torch.Tensor) -> Any:
         return _detached(self._mismatch(*inputs), inputs)
 
+    def _operator_original(self, *inputs: torch.Tensor) -> Any:
+        return _detached(self.original(*inputs), inputs)
+
     def _entry(self, name: str, arity: int):
         try:
             function = self._library[name]
@@ -241,6 +260,7 @@ class Kernel:
             "grad_enabled": torch.is_grad_enabled,
             "original": self.original,
             "mismatch": self._operator_mismatch if operator else self._mismatch,
+            "unprepared": self._operator_original if operator else self.original,
         }
         arguments = ", ".join(names)
         body: list[str] = []
@@ -287,18 +307,31 @@ class Kernel:
 
     def _preparations(self, plan: dict[str, Any], scope: dict[str, Any]) -> list[str]:
         body = []
+        arguments = ", ".join(f"i{index}" for index in range(len(self._inputs)))
         for index, step in enumerate(plan.get("prepare", [])):
-            launch = step["launch"]
-            entry = self._entry(launch["entry"], len(launch["args"]))
-            names = [f"i{which}" for which in step["inputs"]]
-            loads = [f"p{name} = {name}.data_ptr()" for name in names] + [f"pp{index} = buffer.data_ptr()"]
-            lines = [*loads, f"entry({', '.join(_argument(arg) for arg in launch['args'])})"]
-            inner = {"entry": entry, "threads": self._threads()}
-            source = f"def fill(buffer, {', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines)
-            exec(compile(source, f"<autokernel prepare {self.id}>", "exec"), inner)  # noqa: S102: text written above
-            scope[f"prepared{index}"] = Prepared(inner["fill"], step["numel"], tensors.DTYPES[step["dtype"]])
-            body += [f"b{index} = prepared{index}({', '.join(names)})", f"pp{index} = b{index}.data_ptr()"]
+            scope[f"prepared{index}"] = self._prepared[index]
+            body += [
+                f"b{index} = prepared{index}({', '.join(f'i{which}' for which in step['inputs'])})",
+                f"if b{index} is None:",
+                f"    return unprepared({arguments})",
+                f"pp{index} = b{index}.data_ptr()",
+            ]
         return body
+
+    def _preparation(self, step: dict[str, Any], steps: list[dict[str, Any]]) -> Prepared:
+        launch, index = step["launch"], len(self._prepared)
+        names = [f"i{which}" for which in step["inputs"]]
+        inner = {"entry": self._entry(launch["entry"], len(launch["args"])), "threads": self._threads()}
+        lines = [f"p{name} = {name}.data_ptr()" for name in names] + [f"pp{index} = buffer.data_ptr()"]
+        for earlier, prepared in enumerate(self._prepared):
+            if {"prepared": earlier} in launch["args"]:
+                inner[f"prepared{earlier}"] = prepared
+                given = ", ".join(f"i{which}" for which in steps[earlier]["inputs"])
+                lines += [f"b{earlier} = prepared{earlier}({given})", f"pp{earlier} = b{earlier}.data_ptr()"]
+        lines.append(f"entry({', '.join(_argument(arg) for arg in launch['args'])})")
+        source = f"def fill(buffer, {', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines)
+        exec(compile(source, f"<autokernel prepare {self.id}>", "exec"), inner)  # noqa: S102: text written above
+        return Prepared(inner["fill"], step["numel"], tensors.DTYPES[step["dtype"]])
 
     # --- operators ---------------------------------------------------------------------------
 

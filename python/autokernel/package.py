@@ -31,6 +31,13 @@ class Report:
     graphs: int = 0
     #: Why a graph runs as Dynamo gave it, without our kernels.
     fallbacks: list[str] = field(default_factory=list)
+    #: The kernels that are in use.
+    kernels: list[Kernel] = field(default_factory=list, repr=False)
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Memory that kernels keep beside the model's own: constants in the order in which they read them."""
+        return sum(kernel.prepared_bytes for kernel in self.kernels)
 
     @property
     def matched(self) -> int:
@@ -44,6 +51,8 @@ class Report:
             count = self.places.get(region, 0)
             reason = self.problems.get(region)
             lines.append(f"  {region}: {'original operators: ' + reason if reason else f'{count} place' + 's' * (count != 1)}")
+        if self.prepared_bytes:
+            lines.append(f"  {self.prepared_bytes / 2**20:.1f} MiB of constants are kept as kernels read them")
         lines += [f"  a graph runs without kernels: {reason}" for reason in self.fallbacks]
         return "\n".join(lines)
 
@@ -97,6 +106,7 @@ class Package:
                 _say("autokernel: the model under torch.compile")
         else:
             kernels, record.problems = self.kernels
+            record.kernels = kernels
             if not kernels and form == "ours+eager":
                 if report:
                     _say(record)

@@ -43,14 +43,28 @@ extern "C" void double_weight(const float *w, float *out, int64_t n) { for (int6
 extern "C" void scaled(const float *x, const float *doubled, float *out, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows * width; ++i) out[i] = x[i] * doubled[i % width];
 }
+extern "C" void transpose(const float *w, float *out, int64_t columns, int64_t depth) {
+    for (int64_t j = 0; j < columns; ++j) for (int64_t k = 0; k < depth; ++k) out[k * columns + j] = w[j * depth + k];
+}
+extern "C" void product(const float *x, const float *right, const float *bias, float *out, int64_t rows, int64_t depth, int64_t columns, int64_t relu) {
+    for (int64_t i = 0; i < rows; ++i) for (int64_t j = 0; j < columns; ++j) {
+        float sum = bias[j];
+        for (int64_t k = 0; k < depth; ++k) sum += x[i * depth + k] * right[k * columns + j];
+        out[i * columns + j] = relu && sum < 0 ? 0 : sum;
+    }
+}
 """
 
 
 def make_region(function, example, constant=()) -> dict:
     """The region that `function`, written in `torch.ops.aten`, is on these inputs."""
+    from torch.export.exported_program import _override_composite_implicit_decomp
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    gm = make_fx(function)(*example)
+    # As in a capture without gradients, linear stays one operator.
+    whole = {torch.ops.aten.linear.default: lambda *_, **__: NotImplemented}
+    with _override_composite_implicit_decomp(whole), torch._C._AutoDispatchBelowAutograd():
+        gm = make_fx(function)(*example)
     numbers: dict[fx.Node, dict] = {}
     inputs, nodes, results = [], [], []
     for node in gm.graph.nodes:
@@ -84,6 +98,16 @@ def doubled(x, w):
     return x * (w * 2)
 
 
+def linear_relu(x, w, bias):
+    return torch.relu(nn.functional.linear(x, w, bias))
+
+
+@functools.cache
+def linear_region(relu: bool) -> dict:
+    example = [torch.randn(ROWS, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH)]
+    return make_region(linear_relu if relu else nn.functional.linear, example, constant=(1, 2))
+
+
 @functools.cache
 def rms_region() -> dict:
     return make_region(rms_norm, [torch.randn(ROWS, WIDTH), torch.randn(WIDTH)], constant=(1,))
@@ -96,6 +120,20 @@ def gate_region() -> dict:
 
 def launch(entry: str, args: list) -> dict:
     return {"entry": entry, "grid": [1, 1, 1], "block": [1, 1, 1], "shared": 0, "cluster": None, "cooperative": False, "args": args}
+
+
+def linear_plan(relu: bool) -> dict:
+    """Twice transposed is as it was, and once more is what the kernel reads: steps that read what others made."""
+    def step(source):
+        args = [source, {"prepared": len(steps)}, {"int": WIDTH}, {"int": WIDTH}]
+        return {"name": f"t{len(steps)}", "dtype": "f32", "numel": WIDTH * WIDTH, "inputs": [1], "launch": launch("transpose", args)}
+
+    steps: list[dict] = []
+    for source in ({"input": 1}, {"prepared": 0}, {"prepared": 1}):
+        steps.append(step(source))
+    sizes = [{"int": ROWS}, {"int": WIDTH}, {"int": WIDTH}, {"int": int(relu)}]
+    args = [{"input": 0}, {"prepared": 2}, {"input": 2}, {"output": 0}, *sizes]
+    return {"scratch": [], "prepare": steps, "launches": [launch("product", args)]}
 
 
 def rms_plan() -> dict:
@@ -146,6 +184,18 @@ def edit_manifest(folder: Path, change) -> None:
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))
+
+
+class Products(nn.Module):
+    """The same product alone and with something behind it."""
+
+    def __init__(self, width: int = WIDTH):
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.relu(self.first(x)) * torch.tanh(self.second(x))
 
 
 class Model(nn.Module):

@@ -291,6 +291,37 @@ class Load(unittest.TestCase):
             self.assertEqual(loaded.autokernel_report().matched, matched)
             self.assertEqual(sum(loaded.autokernel_report().places.values()), places)
 
+    def test_products_with_prepared_weights(self):
+        # The small region comes first in the package, and must not break the larger one.
+        entries = [(hm.linear_region(relu), hm.linear_plan(relu)) for relu in (False, True)]
+        for form in ("ours+eager", "ours+inductor"):
+            with self.subTest(form):
+                torch._dynamo.reset()
+                self.model = hm.Products().eval()
+                loaded = open_package(hm.make_package(self.folder / form.replace("+", "_"), form, entries)).load(self.model)
+                with torch.no_grad():
+                    self.expected = self.model(self.x)
+                self.check(loaded, matched=2, places=2)
+                report = loaded.autokernel_report()
+                self.assertEqual(set(report.places.values()), {1})
+                # Three steps for each of two weights, made once whatever the number of calls.
+                weight = hm.WIDTH * hm.WIDTH * 4
+                self.assertEqual(report.prepared_bytes, 6 * weight)
+                self.assertIn("of constants are kept", str(report))
+                with torch.no_grad():
+                    self.model.first.weight.mul_(-0.5)
+                    self.model.second.weight = torch.nn.Parameter(torch.randn(hm.WIDTH, hm.WIDTH) / 10)
+                    self.expected = self.model(self.x)
+                self.check(loaded)
+                self.assertEqual(report.prepared_bytes, 6 * weight)
+                with torch.inference_mode():
+                    torch.testing.assert_close(loaded(self.x), self.expected, rtol=1e-5, atol=1e-5)
+                # With gradients the original operators run.
+                ours, theirs = loaded(self.x), self.model(self.x)
+                parameters = list(self.model.parameters())
+                for a, b in zip(*(torch.autograd.grad(y.square().sum(), parameters) for y in (ours, theirs))):
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
     def test_both_forms(self):
         for form in ("ours+eager", "ours+inductor"):
             with self.subTest(form):

@@ -20,7 +20,7 @@ use std::process::{Child, Command, Stdio};
 
 use autokernel_core::graph::{Graph, NodeKind, TensorMeta};
 use autokernel_core::kernel_file::{HEADERS, KernelFile};
-use autokernel_core::plan::Device;
+use autokernel_core::plan::{Device, Plan, plan};
 use autokernel_core::region::Region;
 use autokernel_search::propose;
 use common::process::compiler;
@@ -46,28 +46,33 @@ struct Output {
 #[derive(serde::Serialize)]
 struct Job {
     name: String,
-    symbol: String,
+    /// Stands before the names of the plan's entries.
+    prefix: String,
     inputs: Vec<String>,
     outputs: Vec<Output>,
+    plan: Plan,
 }
 
 /// The kernel of one case in a namespace of its own, so that all fit into one translation unit.
-fn wrapped(file: &KernelFile, symbol: &str) -> String {
+fn wrapped(file: &KernelFile, prefix: &str) -> String {
     let body = file.source.split_once("@*/").unwrap().1;
     let body: String = body
         .lines()
         .filter(|line| !line.starts_with("#include"))
         .fold(String::new(), |text, line| text + line + "\n");
-    let mut text = String::new();
+    let (mut text, mut end) = (String::new(), String::new());
     for (name, value) in file.default_params() {
-        text += &format!("#undef {name}\n#define {name} {value}\n");
+        text += &format!("#define {name} {value}\n");
+        end += &format!("#undef {name}\n");
     }
-    let body = body.replace("extern \"C\" void region(", &format!("extern \"C\" void {symbol}("));
-    format!("{text}namespace in_{symbol} {{\n{body}}}\n")
+    let body = file.entries().iter().fold(body, |body, entry| {
+        body.replace(&format!("extern \"C\" void {entry}("), &format!("extern \"C\" void {prefix}{entry}("))
+    });
+    format!("{text}namespace in_{prefix} {{\n{body}}}\n{end}")
 }
 
 /// The kernel of a case, or why there is none; `Err` when that is not what the case wants.
-fn kernel(wanted: &Wanted, symbol: &str) -> Result<Option<(Job, String)>, String> {
+fn kernel(wanted: &Wanted, prefix: &str) -> Result<Option<(Job, String)>, String> {
     wanted.graph.check().unwrap();
     let calls = wanted.graph.nodes.iter().filter(|node| node.kind == NodeKind::Call);
     let members: Vec<String> = calls.map(|node| node.name.clone()).collect();
@@ -83,11 +88,12 @@ fn kernel(wanted: &Wanted, symbol: &str) -> Result<Option<(Job, String)>, String
             let outputs = names.zip(metas).map(|(name, meta)| Output { name, meta }).collect();
             let job = Job {
                 name: wanted.name.clone(),
-                symbol: symbol.to_owned(),
+                prefix: prefix.to_owned(),
                 inputs: occurrence.inputs,
                 outputs,
+                plan: plan(&files[0], &region, &files[0].default_params(), &DEVICE).unwrap(),
             };
-            Ok(Some((job, wrapped(&files[0], symbol))))
+            Ok(Some((job, wrapped(&files[0], prefix))))
         }
     }
 }
@@ -143,7 +149,7 @@ fn operators_are_those_of_torch() {
     let (mut jobs, mut failures) = (vec![], vec![]);
     let mut sources = vec!["#include \"autokernel/vec.h\"\n".to_owned(); PARTS];
     for (number, wanted) in wanted.iter().enumerate() {
-        match kernel(wanted, &format!("k{number}")) {
+        match kernel(wanted, &format!("k{number}_")) {
             Ok(Some((job, text))) => {
                 jobs.push(job);
                 sources[number % PARTS] += &text;

@@ -66,8 +66,8 @@ template <int R> AK_FN void pack_left(const A* __restrict in, E* __restrict out)
     }
 }
 
-// A tile: R rows of the left operand times one strip of each right operand, the sums in registers.
-template <int R> AK_FN void multiply(const E* a, const B* const (&b)[S], E (*tile)[TALL][NR]) {
+// Terms from to to of a tile: R rows of the left operand times one strip of each right operand, the sums in registers.
+template <int R> AK_FN void multiply(const E* a, const B* const (&b)[S], E (*tile)[TALL][NR], int64_t from, int64_t to) {
     V sum[S][R][NV];
     #pragma GCC unroll 4
     for (int s = 0; s < S; ++s)
@@ -75,7 +75,7 @@ template <int R> AK_FN void multiply(const E* a, const B* const (&b)[S], E (*til
         for (int i = 0; i < R; ++i)
             #pragma GCC unroll 8
             for (int v = 0; v < NV; ++v) sum[s][i][v] = V{};
-    for (int64_t k = 0; k < DEPTH; ++k) {
+    for (int64_t k = from; k < to; ++k) {
         V w[S][NV];
         #pragma GCC unroll 4
         for (int s = 0; s < S; ++s)
@@ -95,9 +95,19 @@ template <int R> AK_FN void multiply(const E* a, const B* const (&b)[S], E (*til
         #pragma GCC unroll 32
         for (int i = 0; i < R; ++i)
             #pragma GCC unroll 8
-            for (int v = 0; v < NV; ++v) store_from(&tile[s][i][v * N], sum[s][i][v]);
+            for (int v = 0; v < NV; ++v) {
+                E* const at = &tile[s][i][v * N];
+                store_from(at, from == 0 ? sum[s][i][v] : load_as<V>((const E*)at) + sum[s][i][v]);
+            }
+}
+// Sums of sums: in one chain the error would grow faster with the number of terms than a library's.
+template <int R> AK_FN void multiply(const E* a, const B* const (&b)[S], E (*tile)[TALL][NR]) {
+    for (int64_t k = 0; k < DEPTH; k += CHAIN) multiply<R>(a, b, tile, k, k + CHAIN < DEPTH ? k + CHAIN : DEPTH);
 }
 ";
+
+/// Terms that are added in one chain.
+const CHAIN: u64 = 1024;
 
 /// The text of a kernel file for a region with products.
 pub(crate) fn emit_products(program: &Program, products: &Products, plan: &Plan, region: &Region) -> String {
@@ -164,7 +174,7 @@ impl Emitter<'_> {
         let [row, term] = products.left.strides;
         let text = format!(
             "typedef {left} A;\ntypedef {right} B;\n\
-             constexpr int S = {};\nconstexpr int64_t DEPTH = {}, LEFT_ROW = {row}, LEFT_TERM = {term};\n\
+             constexpr int S = {};\nconstexpr int64_t DEPTH = {}, CHAIN = {CHAIN}, LEFT_ROW = {row}, LEFT_TERM = {term};\n\
              // A tile must fit into the registers: 32 of them with AVX-512 and on aarch64, else 16.\n\
              #if defined(AK_AVX512) || defined(__aarch64__)\nconstexpr int FIT = 28 / (S * NV);\n\
              #else\nconstexpr int FIT = 12 / (S * NV);\n#endif\n\

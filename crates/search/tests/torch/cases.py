@@ -422,6 +422,38 @@ def places() -> Iterator[Case]:
     yield Case("heads", lambda x: A.clone.default(A.permute.default(A.view.default(t(x), [2, 6, 5, 2, 17]), [0, 1, 3, 2, 4]), memory_format=torch.contiguous_format), [x4])
 
 
+def products() -> Iterator[Case]:
+    """Matrix products alone and with what follows; an error is one of the terms, which cancel."""
+    for dtype in FLOATS:
+        a, b = tame((29, 47), dtype), tame((47, 37), dtype, 1)
+        yield Case(f"mm {SHORT[dtype]}", A.mm.default, [a, b], scale=lambda a, b: a.abs() @ b.abs())
+    a, w, bias = tame((3, 11, 53)), tame((41, 53), seed=1), tame((41,), seed=2)
+    size = lambda a, w, bias: (a.abs() @ w.abs().t() + bias.abs())  # noqa: E731
+    yield Case("linear", lambda a, w, bias: A.linear.default(a, w, bias), [a, w, bias], scale=size)
+    yield Case("linear of a transposed", lambda a, w, bias: A.linear.default(A.t.default(a), w, bias), [tame((53, 22)), w, bias], scale=lambda a, w, bias: size(a.t(), w, bias))
+    yield Case("linear relu", lambda a, w, bias: A.relu.default(A.linear.default(a, w, bias)), [a, w, bias], scale=size)
+    yield Case("linear no bias", lambda a, w, bias: A.add.Tensor(A.linear.default(a, w), bias), [a, w, bias], scale=size)
+    m, b, c = tame((19, 31)), tame((31, 43), seed=1), tame((19, 1), seed=2)
+    factors = {"beta": -0.5, "alpha": 3}
+    yield Case("addmm", lambda m, b, c: A.addmm.default(c, m, b, **factors), [m, b, c], scale=lambda m, b, c: 3 * (m.abs() @ b.abs()) + c.abs())
+    nothing = torch.full((43,), NAN)
+    yield Case("addmm without", lambda m, b, c: A.addmm.default(c, m, b, beta=0), [m, b, nothing], scale=lambda m, b, c: m.abs() @ b.abs())
+    # Terms of one sign: what one long chain of additions loses shows.
+    long, other = torch.rand(8, 8192) + 0.5, torch.rand(16, 8192) + 0.5
+    yield Case("linear long", lambda a, w: A.linear.default(a, w), [long, other])
+    special_rows = [wide((13, 33)), tame((33, 24), seed=1)]
+    yield Case("mm special", A.mm.default, special_rows, scale=lambda a, b: a.abs() @ b.abs())
+    stepped = [torch.randn(14, 3, 66)[:, 1, ::2], torch.randn(99, 40)[::3]]
+    yield Case("mm strided", A.mm.default, stepped, scale=lambda a, b: a.abs() @ b.abs())
+    refusals = {
+        "of a product": (lambda a, b: A.mm.default(A.mm.default(a, b), b), "multiplies what the region computes"),
+        "before a reduction": (lambda a, b: A.sum.dim_IntList(A.mm.default(a, b), [-1]), "before a reduction"),
+        "under a comparison": (lambda a, b: A.gt.Scalar(A.mm.default(a, b), 0), "what was computed"),
+    }
+    for name, (function, reason) in refusals.items():
+        yield Case(f"mm {name}", function, [tame((24, 24)), tame((24, 24), seed=1)], refused=reason)
+
+
 def jumps() -> Iterator[Case]:
     """Where a comparison may stand: on what was not rounded."""
     shape = (9, 61)
@@ -457,6 +489,6 @@ def jumps() -> Iterator[Case]:
 
 def all_cases() -> list[Case]:
     """Every case; names are unique."""
-    found = [case for part in (pointwise, binary, casts, reductions, places, jumps) for case in part()]
+    found = [case for part in (pointwise, binary, casts, reductions, places, products, jumps) for case in part()]
     assert len({case.name for case in found}) == len(found), "two cases share a name"
     return found

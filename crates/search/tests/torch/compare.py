@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel import graph, tensors
@@ -34,7 +35,10 @@ def trace(case: cases.Case) -> dict:
     def function(*given):
         return case.function(*given)
 
-    traced = make_fx(function, tracing_mode="fake")(*case.inputs)
+    # As a capture without gradients, which leaves this operator whole.
+    whole = {torch.ops.aten.linear.default: lambda *_, **__: NotImplemented}
+    with _override_composite_implicit_decomp(whole), torch._C._AutoDispatchBelowAutograd():
+        traced = make_fx(function, tracing_mode="fake")(*case.inputs)
     traced.graph.eliminate_dead_code()
     return graph.to_json(traced, [False] * len(case.inputs))
 
@@ -123,8 +127,21 @@ def call(library: ctypes.CDLL, job: dict, case: cases.Case, traced: dict) -> lis
         meta = output["meta"]
         empty = torch.empty_strided(meta["shape"], meta["stride"], dtype=tensors.DTYPES[meta["dtype"]])
         made[output["name"]] = empty.fill_(True if empty.dtype == torch.bool else 77)
-    pointers = [given[name].data_ptr() for name in job["inputs"]] + [made[o["name"]].data_ptr() for o in job["outputs"]]
-    getattr(library, job["symbol"])(*map(ctypes.c_void_p, pointers), ctypes.c_int64(2))
+    plan = job["plan"]
+    places = {
+        "input": [given[name] for name in job["inputs"]],
+        "output": [made[output["name"]] for output in job["outputs"]],
+        "scratch": [torch.empty(buffer["numel"], dtype=tensors.DTYPES[buffer["dtype"]]) for buffer in plan["scratch"]],
+    }
+
+    def argument(arg):
+        if arg == "threads":
+            return ctypes.c_int64(2)
+        ((kind, which),) = arg.items()
+        return ctypes.c_void_p(places[kind][which].data_ptr())
+
+    for launch in plan["launches"]:
+        getattr(library, job["prefix"] + launch["entry"])(*map(argument, launch["args"]))
     results = traced["nodes"][-1]["args"]
     return [made[result["ref"]] for result in results]
 
@@ -146,7 +163,7 @@ def main(folder: Path) -> int:
     print(f"{'case':44} {'ours':>9} {'eager':>9}  worst error in ulp; zeros of the other sign")
     for job in json.loads((folder / "jobs.json").read_text()):
         case = listed[job["name"]]
-        library = next(one for one in libraries if hasattr(one, job["symbol"]))
+        library = next(one for one in libraries if hasattr(one, job["prefix"] + job["plan"]["launches"][0]["entry"]))
         ours = call(library, job, case, traced[case.name])
         eager = as_list(case.function(*case.inputs))
         wide = eager if case.own else as_list(case.function(*map(widened, case.inputs)))
