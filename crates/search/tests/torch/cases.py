@@ -456,10 +456,6 @@ def jumps() -> Iterator[Case]:
 
 def all_cases() -> list[Case]:
     """Every case; names are unique."""
-    import cases_axes
-    import cases_places
-
-    parts = (pointwise, binary, casts, reductions, places, jumps, *cases_places.PARTS, *cases_axes.PARTS)
-    found = [case for part in parts for case in part()]
+    found = [case for part in (pointwise, binary, casts, reductions, places, jumps) for case in part()]
     assert len({case.name for case in found}) == len(found), "two cases share a name"
     return found

@@ -158,4 +158,7 @@ def losses() -> Iterator[Case]:
     yield Case("divergence", lambda x, y: A.neg.default(A.mean.default(A.sum.dim_IntList(A.mul.Tensor(A._softmax.default(y, 1, False), logs(x)), [1]))), [x, tame((16, 61), seed=3)], ulps=32, scale=size)
 
 
-PARTS = (axes, groups, places_of_extremes, scans, losses)
+def all_cases() -> list[Case]:
+    """Every case; names are unique, also beside those of the other files."""
+    parts = (axes, groups, places_of_extremes, scans, losses)
+    return [case for part in parts for case in part()]

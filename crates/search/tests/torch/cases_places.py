@@ -140,4 +140,7 @@ def indices() -> Iterator[Case]:
     yield Case("computed index", lambda w, i: A.embedding.default(w, A.add.Tensor(i, 1)), [tame((31, 40)), whole((8,), 30)], refused="computes in i64")
 
 
-PARTS = (pieces, windows, indices)
+def all_cases() -> list[Case]:
+    """Every case; names are unique, also beside those of the other files."""
+    parts = (pieces, windows, indices)
+    return [case for part in parts for case in part()]
