@@ -58,11 +58,6 @@ impl Affine {
         }
         (low, high)
     }
-
-    /// Whether any of the variables from `first` on occurs.
-    pub fn uses_from(&self, first: usize) -> bool {
-        self.coefficients[first.min(self.coefficients.len())..].iter().any(|c| *c != 0)
-    }
 }
 
 /// Row-major strides of a shape.

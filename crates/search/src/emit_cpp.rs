@@ -6,12 +6,17 @@ use std::fmt::Write as _;
 use autokernel_core::dtype::Dtype;
 use autokernel_core::region::Region;
 
-use crate::loops::{Access, Expr, Id, Program, Store};
+use crate::loops::{Access, Expr, Id, Program, Store, TABLES, Table};
 use crate::schedule::{Schedule, can_stream, streamed_loads};
 
+mod columns;
 mod expr;
 mod pass;
 mod product;
+mod read;
+mod scan;
+mod shared;
+mod total;
 
 pub(crate) use product::emit_products;
 
@@ -53,8 +58,8 @@ struct Base {
 }
 
 impl Base {
-    fn of(access: &Access, output: bool) -> Self {
-        let kept = access.strides[..access.strides.len() - 1].to_vec();
+    fn of(access: &Access, output: bool, kept: usize) -> Self {
+        let kept = access.strides[..kept].to_vec();
         Self { output, tensor: access.tensor, kept }
     }
 }
@@ -116,10 +121,19 @@ template <class T> AK_FN E rounded(E x) {
 
 /// The text of a kernel file.
 pub(crate) fn emit(program: &Program, schedule: &Schedule, region: &Region) -> String {
-    let mut emitter = Emitter::new(program, schedule, region, schedule.flat.then_some(["begin", "end"]));
+    let part = (schedule.flat || schedule.shared).then_some(["begin", "end"]);
+    let mut emitter = Emitter::new(program, schedule, region, part);
     emitter.header();
     emitter.prelude();
-    emitter.rows();
+    if schedule.shared {
+        emitter.shared_rows();
+        return emitter.text.out;
+    }
+    if program.across {
+        emitter.columns();
+    } else {
+        emitter.rows();
+    }
     emitter.entry();
     emitter.text.out
 }
@@ -162,7 +176,16 @@ impl<'a> Emitter<'a> {
     }
 
     fn input_type(&self, tensor: usize) -> &'static str {
-        self.region.inputs.get(tensor).map_or("E", |input| c_type(input.meta.dtype))
+        match (self.region.inputs.get(tensor), self.table(tensor)) {
+            (Some(input), _) => c_type(input.meta.dtype),
+            (_, Some(Table::Whole(_))) => "int32_t",
+            _ => "E",
+        }
+    }
+
+    /// The table of constants that a tensor's number stands for.
+    fn table(&self, tensor: usize) -> Option<&Table> {
+        self.program.tables.get(tensor.checked_sub(TABLES)?)
     }
 
     fn output_dtype(&self, tensor: usize) -> Dtype {
@@ -174,8 +197,10 @@ impl<'a> Emitter<'a> {
     }
 
     fn find_bases(&mut self) {
-        let loads = self.program.loads.iter().map(|access| Base::of(access, false));
-        let stores = self.program.stores.iter().map(|store| Base::of(store.access(), true));
+        let kept = self.program.kept.len();
+        let lookups = self.program.lookups.iter().map(|lookup| &lookup.at);
+        let loads = self.program.loads.iter().chain(lookups).map(|access| Base::of(access, false, kept));
+        let stores = self.program.stores.iter().map(|store| Base::of(store.access(), true, kept));
         let (mut reads, mut writes) = (0, 0);
         for base in loads.chain(stores) {
             if self.bases.contains_key(&base) {
@@ -189,7 +214,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn base(&self, access: &Access, output: bool) -> &str {
-        self.bases.get(&Base::of(access, output)).map_or("", String::as_str)
+        self.bases.get(&Base::of(access, output, self.program.kept.len())).map_or("", String::as_str)
     }
 
     fn args(&self) -> Vec<String> {
@@ -220,7 +245,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn prelude(&mut self) {
-        let (rows, row) = (self.program.rows(), self.program.row);
+        let (rows, row, points) = (self.program.rows(), self.program.row, self.program.points());
         let ops = self.region.op_names().join(" ");
         let (element, vector, mask, lanes) =
             if self.program.wide { ("double", "vd", "md", "DLANES") } else { ("float", "vf", "mf", "LANES") };
@@ -228,9 +253,10 @@ impl<'a> Emitter<'a> {
             "// {ops}\n#include <stdint.h>\n#include \"autokernel/vec.h\"\n\nusing namespace ak;\n\n\
              extern \"C\" int omp_get_thread_num(void);\nextern \"C\" int omp_get_num_threads(void);\n\n\
              namespace {{\n\ntypedef {element} E;\ntypedef {vector} V;\ntypedef {mask} M;\nconstexpr int N = {lanes};\n\
-             constexpr int64_t ROWS = {rows}, ROW = {row};\n\n{HELPERS}\n"
+             constexpr int64_t ROWS = {rows}, ROW = {row}, POINTS = {points};\n\n{HELPERS}\n"
         );
         self.text.out.push_str(&text);
+        self.tables();
     }
 
     fn rows(&mut self) {
@@ -238,8 +264,11 @@ impl<'a> Emitter<'a> {
         let what = if self.schedule.flat { "Elements" } else { "Rows" };
         self.text.line(&format!("// {what} begin to end."));
         self.text.line("template <bool NT>");
-        self.text
-            .line(&format!("__attribute__((noinline)) void work({tensors}, int64_t begin, int64_t end) {{"));
+        let totals = if self.program.totals.is_empty() { "" } else { ", double* total" };
+        self.text.line(&format!(
+            "__attribute__((noinline)) void work({tensors}, int64_t begin, int64_t end{totals}) {{"
+        ));
+        self.begin_totals();
         for buffer in 0..self.schedule.buffers() {
             self.text.line(&format!("alignas(64) E kept{buffer}[ROW];"));
         }
@@ -253,9 +282,11 @@ impl<'a> Emitter<'a> {
         }
         self.scalars(self.schedule.passes.len());
         self.row_stores();
+        self.add_totals();
         if !self.schedule.flat {
             self.text.line("}");
         }
+        self.end_totals();
         self.text.line("if (NT) fence();");
         self.text.line("}");
         self.text.blank();
@@ -277,13 +308,12 @@ impl<'a> Emitter<'a> {
             }
         }
         for (base, name) in &self.bases {
-            let mut at = String::new();
-            for (d, stride) in base.kept.iter().enumerate().filter(|(_, stride)| **stride != 0) {
-                let variable = if kept.len() > 1 { format!("k{d}") } else { "r".to_owned() };
-                let _ = write!(at, " + {variable} * {stride}");
-            }
+            let at = self.at_row(&base.kept);
             let line = if base.output {
                 format!("{}* const {name} = out{}{at};", c_type(self.output_dtype(base.tensor)), base.tensor)
+            } else if self.table(base.tensor).is_some() {
+                let kind = self.input_type(base.tensor);
+                format!("const {kind}* const {name} = t{}{at};", base.tensor - TABLES)
             } else if let Some(product) = base.tensor.checked_sub(self.region.inputs.len()) {
                 format!("const E* const {name} = tile[{product}][r - begin] - from;")
             } else {
@@ -291,6 +321,18 @@ impl<'a> Emitter<'a> {
             };
             self.text.line(&line);
         }
+        self.places();
+    }
+
+    /// What the position of the row adds to an index.
+    fn at_row(&self, strides: &[i64]) -> String {
+        let several = self.program.kept.len() > 1;
+        let moving = strides.iter().enumerate().filter(|(_, stride)| **stride != 0);
+        moving.fold(String::new(), |mut text, (d, stride)| {
+            let variable = if several { format!("k{d}") } else { "r".to_owned() };
+            let _ = write!(text, " + {variable} * {stride}");
+            text
+        })
     }
 
     fn row_stores(&mut self) {
@@ -311,36 +353,26 @@ impl<'a> Emitter<'a> {
     fn entry(&mut self) {
         let (args, tensors) = (self.args().join(", "), self.tensors());
         self.text.line(&format!("extern \"C\" void region({tensors}, int64_t threads) {{"));
-        let aligned: Vec<String> = self
-            .program
-            .stores
-            .iter()
-            .filter(|store| matches!(store, Store::Lane(..)) && self.streamable(store.access()))
-            .map(|store| format!("uintptr_t(out{}) % 64 == 0", store.access().tensor))
-            .collect();
-        let streams = !aligned.is_empty();
-        if streams {
-            self.text.line(&format!("const bool nt = STREAM && {};", aligned.join(" && ")));
-        }
-        let call = |range: &str| {
-            if streams {
-                format!("nt ? work<true>({args}, {range}) : work<false>({args}, {range});")
-            } else {
-                format!("work<false>({args}, {range});")
-            }
-        };
+        self.declare_streaming();
+        let call = |range: &str| self.streaming_call("work", &format!("{args}, {range}"));
+        let (first, own) = self.totals_of_threads();
+        let all = if self.schedule.flat { "0, ROW" } else { "0, UNITS" };
+        let (everything, part) = (call(&format!("{all}{first}")), call(&format!("begin, end{own}")));
         let unit = if self.schedule.flat { FLAT_UNIT } else { 1 };
-        let total = if self.schedule.flat { "ROW" } else { "ROWS" };
-        self.text.line(&format!(
-            "constexpr int64_t UNITS = {};",
-            if self.schedule.flat { format!("(ROW + {unit} - 1) / {unit}") } else { "ROWS".to_owned() }
-        ));
-        self.text.line("int64_t n = ROWS * ROW / GRAIN;");
+        let total = match (self.schedule.flat, self.program.across) {
+            (true, _) => "ROW",
+            (_, true) => "ROWS * BLOCKS",
+            _ => "ROWS",
+        };
+        let units =
+            if self.schedule.flat { format!("(ROW + {unit} - 1) / {unit}") } else { total.to_owned() };
+        self.text.line(&format!("constexpr int64_t UNITS = {units};"));
+        self.text.line("int64_t n = POINTS / GRAIN;");
         self.text.line("n = n < threads ? n : threads;\nn = n < UNITS ? n : UNITS;");
+        self.declare_totals();
         self.text.line("if (n <= 1) {");
-        self.text.line(&call(&format!("0, {total}")));
-        self.text.line("return;\n}");
-        self.text.line("#pragma omp parallel num_threads(int(n))\n{");
+        self.text.line(&everything);
+        self.text.line("} else {\n#pragma omp parallel num_threads(int(n))\n{");
         self.text.line("const int64_t t = omp_get_thread_num(), of = omp_get_num_threads();");
         if self.schedule.flat {
             self.text.line(&format!(
@@ -350,8 +382,39 @@ impl<'a> Emitter<'a> {
         } else {
             self.text.line("const int64_t begin = UNITS * t / of, end = UNITS * (t + 1) / of;");
         }
-        self.text.line(&call("begin, end"));
+        self.text.line(&part);
         self.text.line("}\n}");
+        self.write_totals();
+        self.text.line("}");
+    }
+
+    /// Outputs that may be written around the caches.
+    fn streamed(&self) -> Vec<usize> {
+        let lanes = self.program.stores.iter().filter(|store| matches!(store, Store::Lane(..)));
+        lanes.filter(|store| self.streamable(store.access())).map(|store| store.access().tensor).collect()
+    }
+
+    fn streams(&self) -> bool {
+        !self.streamed().is_empty()
+    }
+
+    /// Whether this call writes around the caches, where that is a choice.
+    fn declare_streaming(&mut self) {
+        let streamed = self.streamed();
+        if !streamed.is_empty() {
+            let aligned: Vec<String> =
+                streamed.iter().map(|output| format!("uintptr_t(out{output}) % 64 == 0")).collect();
+            self.text.line(&format!("const bool nt = STREAM && {};", aligned.join(" && ")));
+        }
+    }
+
+    /// A call of a function that has a form for writing around the caches.
+    fn streaming_call(&self, function: &str, args: &str) -> String {
+        if self.streams() {
+            format!("nt ? {function}<true>({args}) : {function}<false>({args});")
+        } else {
+            format!("{function}<false>({args});")
+        }
     }
 
     /// Loads of the first pass that a prefetch may fetch ahead.

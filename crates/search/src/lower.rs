@@ -14,16 +14,22 @@ use autokernel_core::region::{Operand, Region, RegionNode};
 
 use crate::affine::{Affine, Domain, Reshape, flatten, row_major, unflatten};
 use crate::loops::{
-    Access, Arena, Binary, Compare, Expr, Id, Logic, Program, Reduce, Reduction, Store, Unary,
+    Access, Arena, Binary, Compare, Expr, Guard, Id, Logic, Lookup, Position, Program, Reduce, Reduction,
+    Scan, Store, Table, Unary,
 };
 use crate::op::{self, Class};
 
+mod arrange;
 mod call;
 mod composite;
 mod exact;
+mod lookup;
+mod pieces;
 mod product;
 mod space;
+mod total;
 mod views;
+mod window;
 
 pub(crate) use call::Call;
 use space::Space;
@@ -64,8 +70,6 @@ impl From<Unsupported> for Stop {
 
 /// Each restart refines the space; a region that needs more is no row-wise work.
 const MAX_RESTARTS: usize = 32;
-/// Below this a row does not fill vectors.
-const MIN_ROW: u64 = 8;
 
 /// Lowers a region.
 pub fn lower(region: &Region) -> Result<Program, Unsupported> {
@@ -74,7 +78,7 @@ pub fn lower(region: &Region) -> Result<Program, Unsupported> {
     for _ in 0..MAX_RESTARTS {
         let mut lowering = Lower::new(region, &space);
         match lowering.outputs() {
-            Ok(stores) => return finish(lowering, stores, wide),
+            Ok(stores) => return arrange::finish(lowering, stores, wide),
             Err(Stop::Unsupported(unsupported)) => return Err(unsupported),
             Err(Stop::SplitDim { dim, inner }) => space.split(dim, inner)?,
             Err(Stop::SplitRow(at)) => space.cut_row(at)?,
@@ -102,55 +106,8 @@ fn compute_type(region: &Region) -> Result<bool, Unsupported> {
     Ok(wide)
 }
 
-fn finish(lowering: Lower<'_>, stores: Vec<Store>, wide: bool) -> Result<Program, Unsupported> {
-    let space = lowering.space;
-    let mut sizes: Vec<u64> = space.dims.iter().map(|dim| dim.size).collect();
-    let mut program = Program {
-        kept: vec![],
-        row: 0,
-        segments: space.segments.clone(),
-        arena: lowering.arena,
-        loads: lowering.loads,
-        reduces: lowering.reduces,
-        stores,
-        products: lowering.products,
-        wide,
-    };
-    let row_dims = program.coalesce(&mut sizes, space.row_dims);
-    if row_dims != 1 {
-        return Err(Unsupported::new(
-            "region",
-            "reduces over dimensions that do not lie one behind the other",
-        ));
-    }
-    program.row = sizes.pop().unwrap_or(1);
-    program.kept = sizes;
-    if program.segments.len() == 1 {
-        program.segments = vec![(0, program.row)];
-    }
-    check_layout(&program, program.row)?;
-    Ok(program)
-}
-
-fn check_layout(program: &Program, row: u64) -> Result<(), Unsupported> {
-    if row < MIN_ROW {
-        return Err(Unsupported::new("region", format!("has rows of only {row} elements")));
-    }
-    for store in &program.stores {
-        if let Store::Lane(access, _) = store
-            && access.strides.last() != Some(&1)
-        {
-            return Err(Unsupported::new("region", "writes an output against the grain of its layout"));
-        }
-    }
-    // A few elements apart is an interleaved layout; further apart each element is a cache line.
-    if program.loads.iter().any(|load| load.strides.last().is_some_and(|stride| *stride > 4)) {
-        return Err(Unsupported::new("region", "reads an input against the grain of its layout"));
-    }
-    Ok(())
-}
-
-type Pulled = HashMap<(usize, Operand, usize, Vec<Affine>), Id>;
+/// Segment, guards that hold, value, which of its results, index.
+type Pulled = HashMap<(usize, Vec<usize>, Operand, usize, Vec<Affine>), Id>;
 
 /// One attempt over one iteration space.
 pub(crate) struct Lower<'a> {
@@ -159,10 +116,18 @@ pub(crate) struct Lower<'a> {
     arena: Arena,
     loads: Vec<Access>,
     load_index: HashMap<Access, usize>,
+    guards: Vec<Guard>,
+    positions: Vec<Position>,
+    lookups: Vec<Lookup>,
+    tables: Vec<Table>,
     reduces: Vec<Reduce>,
+    scans: Vec<Scan>,
+    totals: Vec<Id>,
     products: Vec<usize>,
     pulled: Pulled,
     segment: usize,
+    /// Guards that hold where a value is asked for just now, in ascending order.
+    active: Vec<usize>,
     domain: Vec<(i64, i64)>,
 }
 
@@ -175,32 +140,50 @@ impl<'a> Lower<'a> {
             arena: Arena::default(),
             loads: vec![],
             load_index: HashMap::new(),
+            guards: vec![],
+            positions: vec![],
+            lookups: vec![],
+            tables: vec![],
             reduces: vec![],
+            scans: vec![],
+            totals: vec![],
             products: vec![],
             pulled: HashMap::new(),
             segment: 0,
+            active: vec![],
             domain,
         }
     }
 
+    /// Variables of an index: those of the iteration space, then those that stand for a [`Lookup`] each.
     fn rank(&self) -> usize {
-        self.space.dims.len()
+        self.space.rank()
     }
 
     fn enter(&mut self, segment: usize) {
         self.segment = segment;
         self.domain = self.space.domain(segment);
+        let first = self.space.dims.len();
+        for (slot, lookup) in self.domain[first..].iter_mut().zip(&self.lookups) {
+            *slot = (0, lookup.size as i64);
+        }
     }
 
     /// Evaluates `body` in every segment of the row.
     fn each_segment(&mut self, body: &mut dyn FnMut(&mut Self) -> Result<Id, Stop>) -> Result<Vec<Id>, Stop> {
-        let before = self.segment;
+        let (before, domain) = (self.segment, self.domain.clone());
         let mut ids = Vec::with_capacity(self.space.segments.len());
         for segment in 0..self.space.segments.len() {
+            // Guards of the rows hold all along them.
             self.enter(segment);
+            let row = self.space.first_row();
+            self.domain[..row].copy_from_slice(&domain[..row]);
             ids.push(body(self)?);
         }
-        self.enter(before);
+        self.segment = before;
+        // Lookups that were met on the way stay known.
+        let first = self.space.dims.len();
+        self.domain[..first].copy_from_slice(&domain[..first]);
         Ok(ids)
     }
 
@@ -211,7 +194,8 @@ impl<'a> Lower<'a> {
             let node = &region.nodes[*node_index];
             let meta =
                 node.value.tensor().ok_or_else(|| Unsupported::new(&node.op, "returns no single tensor"))?;
-            if !meta.dtype.is_float() && meta.dtype != Dtype::Bool {
+            let counts = matches!(node.op.as_str(), "aten.argmax.default" | "aten.argmin.default");
+            if !meta.dtype.is_float() && meta.dtype != Dtype::Bool && !counts {
                 return Err(Unsupported::new(&node.op, format!("returns {}", meta.dtype.name())).into());
             }
             if !meta.is_dense() {
@@ -223,6 +207,10 @@ impl<'a> Lower<'a> {
             }
             let over_row = meta.numel() == self.space.total();
             let row_level = meta.numel() == self.space.rows() && self.space.rows_in_order;
+            if meta.numel() == 1 && self.space.rows() > 1 {
+                stores.push(self.once(number, *node_index, meta)?);
+                continue;
+            }
             if !over_row && !row_level {
                 return Err(Unsupported::new(&node.op, "has another number of elements than the rest").into());
             }
@@ -251,12 +239,33 @@ impl<'a> Lower<'a> {
         for (part, stride) in index.iter().zip(&meta.stride) {
             at.add_scaled(part, *stride as i64);
         }
-        Access { tensor, offset: at.offset, strides: at.coefficients }
+        let numbers = at.coefficients.split_off(self.space.dims.len());
+        let lookups = numbers.into_iter().enumerate().filter(|(_, stride)| *stride != 0).collect();
+        Access { tensor, offset: at.offset, strides: at.coefficients, lookups, guards: self.active.clone() }
+    }
+
+    /// Whether an access changes along the row.
+    fn moves_along_row(&self, access: &Access) -> bool {
+        access.strides[self.space.first_row()..].iter().any(|stride| *stride != 0)
+            || access.lookups.iter().any(|(lookup, _)| self.lookups[*lookup].lane)
+    }
+
+    /// Whether an index changes along the row.
+    fn uses_row(&self, part: &Affine) -> bool {
+        let dims = self.space.dims.len();
+        let looked_up = part.coefficients[dims..].iter().zip(&self.lookups);
+        part.coefficients[self.space.first_row()..dims].iter().any(|coefficient| *coefficient != 0)
+            || looked_up.into_iter().any(|(coefficient, lookup)| *coefficient != 0 && lookup.lane)
     }
 
     /// The index in `meta`'s shape of a row-major position, within the current segment.
     fn reshape(&self, flat: &Affine, meta: &TensorMeta, op: &str) -> Result<Vec<Affine>, Stop> {
-        reshape(flat, meta, &self.domain, op)
+        match reshape(flat, meta, &self.domain, op) {
+            Err(Stop::SplitDim { dim, .. }) if dim >= self.space.dims.len() => {
+                Err(Unsupported::new(op, "cuts an index that is read").into())
+            }
+            other => other,
+        }
     }
 
     /// A value as a number.
@@ -267,7 +276,7 @@ impl<'a> Lower<'a> {
 
     /// A value at an index; `result` picks one of several results.
     fn pull(&mut self, operand: Operand, result: usize, index: &[Affine]) -> Result<Id, Stop> {
-        let key = (self.segment, operand, result, index.to_vec());
+        let key = (self.segment, self.active.clone(), operand, result, index.to_vec());
         if let Some(id) = self.pulled.get(&key) {
             return Ok(*id);
         }
@@ -295,7 +304,7 @@ impl<'a> Lower<'a> {
     }
 
     fn load(&mut self, access: Access) -> Id {
-        let lane = access.strides[self.space.first_row()..].iter().any(|stride| *stride != 0);
+        let lane = self.moves_along_row(&access);
         let next = self.loads.len();
         let load = *self.load_index.entry(access.clone()).or_insert(next);
         if load == next {
@@ -317,9 +326,14 @@ impl<'a> Lower<'a> {
             Class::Fill => Call::new(self, node, index).fill(),
             Class::View | Class::Copy => self.view(node, index),
             Class::Concat => self.concat(node, index),
+            Class::Place => self.placed(node, index),
+            Class::Window => self.window(node, result, index),
+            Class::Lookup => self.looked_up(node, index),
             Class::Reduction => self.reduction(node, index),
+            Class::Scan => self.scan(node, index),
             Class::Composite => self.composite(node, result, index),
             Class::Channelwise => self.channelwise(node, result, index),
+            Class::Loss => self.loss(node, result, index),
             Class::Split => self.split(node, result, index),
             Class::Product => self.product(node, number, index),
             Class::Pick => match (node.args.first(), node.args.get(1)) {
@@ -341,6 +355,19 @@ impl<'a> Lower<'a> {
                 .tensor()
                 .ok_or_else(|| Unsupported::new(op, "reads something that is no tensor").into()),
         }
+    }
+
+    /// An index as a number.
+    fn place_number(&mut self, at: &Affine) -> Id {
+        let strides = at.coefficients[..self.space.dims.len()].to_vec();
+        let lane = strides[self.space.first_row()..].iter().any(|stride| *stride != 0);
+        let position = Position { offset: at.offset, strides };
+        let next = self.positions.len();
+        let number = self.positions.iter().position(|known| *known == position).unwrap_or(next);
+        if number == next {
+            self.positions.push(position);
+        }
+        self.arena.add(Expr::Position(number), lane)
     }
 
     pub(crate) fn constant(&mut self, value: f64) -> Id {
@@ -454,7 +481,7 @@ fn along_row(
 ) -> Result<Vec<Affine>, Stop> {
     let first_row = lower.space.first_row();
     let kept_use_row =
-        index.iter().enumerate().any(|(dim, part)| !dims.contains(&dim) && part.uses_from(first_row));
+        index.iter().enumerate().any(|(dim, part)| !dims.contains(&dim) && lower.uses_row(part));
     if kept_use_row {
         return Err(Unsupported::new(op, "is needed at more than one place along a row").into());
     }

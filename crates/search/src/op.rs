@@ -31,12 +31,22 @@ pub enum Class {
     Copy,
     /// Several tensors one after another.
     Concat,
+    /// The same numbers, and perhaps constants, at places that no view describes.
+    Place,
+    /// One number from a small window.
+    Window,
+    /// Numbers at places that stand in a tensor.
+    Lookup,
     /// A row becomes one number.
     Reduction,
+    /// A row becomes the folds of its beginnings.
+    Scan,
     /// Reductions and pointwise work in one operator.
     Composite,
     /// One number from that at the same place and some of its channel; several results.
     Channelwise,
+    /// A loss of each row, or of all rows, against the number of its class.
+    Loss,
     /// Several views of one tensor.
     Split,
     /// One result of several.
@@ -72,10 +82,19 @@ pub fn class(op: &str) -> Option<Class> {
         "_unsafe_view" | "reshape" | "unsqueeze" | "squeeze" | "flatten" | "alias" | "detach"
         | "transpose" | "t" | "permute" | "expand" | "slice" | "select" => Class::View,
         "clone" | "contiguous" => Class::Copy,
-        "cat" => Class::Concat,
-        "sum" | "mean" | "amax" | "amin" | "linalg_vector_norm" | "logsumexp" => Class::Reduction,
+        "cat" | "stack" => Class::Concat,
+        "flip" | "roll" | "repeat" | "constant_pad_nd" => Class::Place,
+        "max_pool2d_with_indices" | "avg_pool2d" | "upsample_nearest2d" | "upsample_bilinear2d" => {
+            Class::Window
+        }
+        "nll_loss_forward" => Class::Loss,
+        "embedding" | "index_select" | "gather" | "index" => Class::Lookup,
+        "sum" | "mean" | "amax" | "amin" | "linalg_vector_norm" | "logsumexp" | "argmax" | "argmin" => {
+            Class::Reduction
+        }
+        "cumsum" | "cumprod" => Class::Scan,
         "var" | "std" if overload == "correction" => Class::Reduction,
-        "_softmax" | "_log_softmax" | "native_layer_norm" => Class::Composite,
+        "_softmax" | "_log_softmax" | "native_layer_norm" | "native_group_norm" => Class::Composite,
         "var_mean" if overload == "correction" => Class::Composite,
         "_native_batch_norm_legit_no_training" => Class::Channelwise,
         "split" | "split_with_sizes" | "unbind" => Class::Split,
@@ -87,7 +106,10 @@ pub fn class(op: &str) -> Option<Class> {
 /// Whether every number that an operator returns is one that it was given, up to its sign, or a
 /// constant: comparing after it is as exact as before. Its class may say so already.
 pub fn keeps_numbers(op: &str) -> bool {
-    let moves = |class: Class| class.is_free() || matches!(class, Class::Fill | Class::Copy | Class::Concat);
+    let moves = |class: Class| {
+        class.is_free()
+            || matches!(class, Class::Fill | Class::Copy | Class::Concat | Class::Place | Class::Lookup)
+    };
     let name = op.split('.').nth(1).unwrap_or(op);
     class(op).is_some_and(moves)
         || matches!(
@@ -107,6 +129,8 @@ pub fn keeps_numbers(op: &str) -> bool {
                 | "sign"
                 | "amax"
                 | "amin"
+                | "max_pool2d_with_indices"
+                | "upsample_nearest2d"
                 | "_to_copy"
         )
 }

@@ -268,7 +268,7 @@ impl<'g> Cutter<'g> {
         });
         match lowered {
             Ok((program, region)) if region.inputs.len() + region.outputs.len() <= MAX_TENSORS => {
-                let work = program.rows() * program.row * element_cost(&program);
+                let work = program.points() * element_cost(&program);
                 Group { members, cost: Some((region.bytes(), work)), reason: String::new() }
             }
             Ok(_) => Group { members, cost: None, reason: "has too many inputs and outputs".to_owned() },
@@ -323,7 +323,10 @@ impl<'g> Cutter<'g> {
             .filter(|number| self.is_work(*number) && self.classes[*number] != Some(Class::Fill))
             .collect();
         if let [only] = work.as_slice()
-            && !matches!(self.classes[*only], Some(Class::Transcendental | Class::Composite | Class::Product))
+            && !matches!(
+                self.classes[*only],
+                Some(Class::Transcendental | Class::Composite | Class::Window | Class::Product)
+            )
         {
             return Some("stands alone, and PyTorch runs it at the speed of memory".to_owned());
         }
@@ -392,7 +395,7 @@ impl<'g> Cutter<'g> {
             .map(TensorMeta::distinct_bytes)
             .sum();
         let dear = match self.classes[number] {
-            Some(Class::Transcendental | Class::Composite) => {
+            Some(Class::Transcendental | Class::Composite | Class::Window) => {
                 metas(&node.value).map(TensorMeta::numel).max().unwrap_or(0)
             }
             _ => 0,

@@ -48,6 +48,8 @@ pub struct Schedule {
     pub kept: Vec<BTreeMap<Id, usize>>,
     /// Whether the row itself is split over threads, because it is the only one and nothing is reduced.
     pub flat: bool,
+    /// Whether threads share each row, because there are fewer rows than threads.
+    pub shared: bool,
     /// Parameters for the sweep, first guess first.
     pub params: BTreeMap<String, Vec<i64>>,
     /// One line for people.
@@ -61,7 +63,7 @@ impl Schedule {
         let bodies = pass.reduces.iter().map(|reduce| program.reduces[*reduce].bodies[segment]);
         let values = pass.stores.iter().filter_map(|store| match &program.stores[*store] {
             Store::Lane(_, values) => values.get(segment).copied(),
-            Store::Row(..) => None,
+            Store::Row(..) | Store::Once(..) => None,
         });
         bodies.chain(values).collect()
     }
@@ -74,7 +76,11 @@ impl Schedule {
             if !program.arena.is_lane(id) || !order.insert(id) || self.reads_buffer(id, pass, segment) {
                 continue;
             }
-            for_each_operand(program.arena.get(id), |operand| open.push(operand));
+            let expr = program.arena.get(id);
+            if let Expr::Scan(scan) = expr {
+                open.push(program.scans[scan].body);
+            }
+            for_each_operand(expr, |operand| open.push(operand));
         }
         order.into_iter().collect()
     }
@@ -108,13 +114,17 @@ pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Sch
     let stages = stages(program);
     let passes = passes(program, &stages);
     let only_lanes = program.stores.iter().all(|store| matches!(store, Store::Lane(..)));
-    let flat =
-        program.kept.is_empty() && program.reduces.is_empty() && program.segments.len() == 1 && only_lanes;
+    let flat = program.kept.is_empty()
+        && program.outer.is_empty()
+        && !program.needs_rows()
+        && program.segments.len() == 1
+        && only_lanes;
     let mut base = Schedule {
         passes,
         stages,
         kept: vec![BTreeMap::new(); program.segments.len()],
         flat,
+        shared: false,
         params: BTreeMap::new(),
         note: String::new(),
     };
@@ -125,11 +135,20 @@ pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Sch
         (false, 1) => "rows split over threads, one pass over a row".to_owned(),
         (false, _) => format!("rows split over threads, {count} passes over a row that stays in cache"),
     };
+    if program.across {
+        base.params = across_params(program, device);
+        base.note = format!("a row for each lane, blocks of them split over threads, {count} passes");
+        return vec![base];
+    }
     let mut ideas = vec![];
+    if !flat && can_share(program, device) {
+        let note = format!("threads share each row, {count} passes over it");
+        ideas.push(Schedule { shared: true, note, ..base.clone() });
+    }
     let kept = kept_values(program, &base);
     let buffers = kept.iter().map(BTreeMap::len).max().unwrap_or(0) as u64;
     let element = if program.wide { 8 } else { 4 };
-    if buffers > 0 && buffers * program.row * element <= STACK {
+    if buffers > 0 && program.outer.is_empty() && buffers * program.row * element <= STACK {
         let mut keeping = Schedule { kept, ..base.clone() };
         keeping.params = params(program, &keeping, region, device);
         keeping.note = format!(
@@ -155,6 +174,9 @@ pub fn schedules(program: &Program, region: &Region, device: &Device) -> Vec<Sch
     ideas
 }
 
+/// The stage of what is known only when all rows are done.
+pub(crate) const AFTER_ROWS: usize = usize::MAX;
+
 /// One pass over parts of rows that a kernel has at hand; only for programs without reductions.
 pub(crate) fn epilogue(program: &Program) -> Schedule {
     let stages = stages(program);
@@ -163,6 +185,7 @@ pub(crate) fn epilogue(program: &Program) -> Schedule {
         stages,
         kept: vec![BTreeMap::new(); program.segments.len()],
         flat: false,
+        shared: false,
         params: BTreeMap::new(),
         note: String::new(),
     }
@@ -178,6 +201,9 @@ fn stages(program: &Program) -> Vec<usize> {
                 let bodies = program.reduces[reduce].bodies.iter();
                 stage = 1 + bodies.map(|body| stages[body.index()]).max().unwrap_or(0);
             }
+            Expr::Scan(scan) => stage = stages[program.scans[scan].body.index()],
+            // After everything that is done for a row.
+            Expr::Total(_) => stage = AFTER_ROWS,
             expr => for_each_operand(expr, |operand| stage = stage.max(stages[operand.index()])),
         }
         stages[id.index()] = stage;
@@ -219,7 +245,12 @@ const DEAR: u64 = 8;
 
 fn own_cost(expr: Expr) -> u64 {
     match expr {
-        Expr::Const(_) | Expr::Load(_) | Expr::Reduce(_) => 0,
+        Expr::Const(_)
+        | Expr::Load(_)
+        | Expr::Within(_)
+        | Expr::Position(_)
+        | Expr::Reduce(_)
+        | Expr::Total(_) => 0,
         Expr::Unary(op, _) => match op {
             Unary::Neg | Unary::Abs => 1,
             Unary::RoundTo(_) => 3,
@@ -227,6 +258,7 @@ fn own_cost(expr: Expr) -> u64 {
             Unary::Exp | Unary::Sigmoid => 10,
             _ => 16,
         },
+        Expr::Scan(_) => 10,
         Expr::Binary(Binary::Div, ..) => 4,
         Expr::Binary(Binary::Pow, ..) => 30,
         Expr::Binary(Binary::Min | Binary::Max, ..) => 2,
@@ -253,14 +285,36 @@ fn cost(program: &Program, root: Id, kept: &BTreeMap<Id, usize>) -> u64 {
     sum + loads.saturating_sub(1)
 }
 
-/// Cost of everything that one element of the row needs.
+/// Cost of everything that one element of the row needs, on average over its segments.
 pub(crate) fn element_cost(program: &Program) -> u64 {
-    program
-        .arena
-        .ids()
-        .filter(|id| program.arena.is_lane(*id))
-        .map(|id| 1 + own_cost(program.arena.get(id)))
-        .sum()
+    let weighed: u64 = program
+        .segments
+        .iter()
+        .enumerate()
+        .map(|(segment, (start, end))| (end - start) * segment_cost(program, segment))
+        .sum();
+    weighed.div_ceil(program.row.max(1))
+}
+
+fn segment_cost(program: &Program, segment: usize) -> u64 {
+    let bodies = program.reduces.iter().filter_map(|reduce| reduce.bodies.get(segment).copied());
+    let values = program.stores.iter().filter_map(|store| match store {
+        Store::Lane(_, values) => values.get(segment).copied(),
+        Store::Row(..) | Store::Once(..) => None,
+    });
+    let (mut open, mut seen, mut sum) = (bodies.chain(values).collect::<Vec<Id>>(), BTreeSet::new(), 0);
+    while let Some(id) = open.pop() {
+        if program.arena.is_lane(id) && seen.insert(id) {
+            let expr = program.arena.get(id);
+            let scatters = matches!(expr, Expr::Load(load) if program.scatters(&program.loads[load]));
+            if let Expr::Scan(scan) = expr {
+                open.push(program.scans[scan].body);
+            }
+            sum += 1 + own_cost(expr) + 4 * u64::from(scatters);
+            for_each_operand(expr, |operand| open.push(operand));
+        }
+    }
+    sum
 }
 
 /// Lane-level values that an earlier pass has at hand, that a later one needs, and that are worth a buffer.
@@ -308,8 +362,10 @@ pub(crate) fn streamed_loads(program: &Program, body: &[Id]) -> Vec<usize> {
     let mut loads = vec![];
     for id in body {
         if let Expr::Load(load) = program.arena.get(*id) {
-            let (row, kept) = program.loads[load].strides.split_last().unwrap_or((&0, &[]));
-            if *row == 1 && (kept.is_empty() || kept.iter().any(|stride| *stride != 0)) {
+            let access = &program.loads[load];
+            let (row, kept) = access.strides.split_last().unwrap_or((&0, &[]));
+            let known = access.lookups.is_empty() && access.guards.is_empty();
+            if known && *row == 1 && (kept.is_empty() || kept.iter().any(|stride| *stride != 0)) {
                 loads.push(load);
             }
         }
@@ -352,10 +408,10 @@ fn params(
         })
         .map(|store| metas[store.access().tensor].bytes())
         .sum();
-    if streamed >= STREAM_OFFER {
+    if streamed >= STREAM_OFFER && program.outer.is_empty() {
         params.insert("STREAM".to_owned(), if streamed >= STREAM_FIRST { vec![1, 0] } else { vec![0, 1] });
     }
-    if region.bytes() >= AHEAD_OFFER && (program.rows() > 1 || schedule.flat) {
+    if region.bytes() >= AHEAD_OFFER && program.outer.is_empty() && (program.rows() > 1 || schedule.flat) {
         let values = if schedule.passes.len() > 1 { vec![1, 0, 2] } else { vec![0, 512, 2048] };
         params.insert("AHEAD".to_owned(), values);
     }
@@ -363,9 +419,26 @@ fn params(
     params
 }
 
+/// Whether rows are so few and long that a thread for each leaves others without work.
+fn can_share(program: &Program, device: &Device) -> bool {
+    let threads = u64::try_from(device.cores).unwrap_or(1);
+    program.outer.is_empty()
+        && program.scans.is_empty()
+        && program.totals.is_empty()
+        && program.rows() < threads.max(1) * 2
+        && program.row * element_cost(program) >= 4 * THREAD_WORK
+}
+
+/// How many vectors of rows are walked together: each step down the rows then reads so many neighbours.
+fn across_params(program: &Program, device: &Device) -> BTreeMap<String, Vec<i64>> {
+    let fitting =
+        [4, 2, 8, 1].into_iter().filter(|unroll| *unroll == 1 || *unroll as u64 * WIDEST <= program.row);
+    BTreeMap::from([("WIDTH".to_owned(), fitting.collect()), ("GRAIN".to_owned(), grains(program, device))])
+}
+
 /// Elements a thread must have before another one is asked for: all threads, or none but the caller's.
 fn grains(program: &Program, device: &Device) -> Vec<i64> {
-    let elements = program.rows() * program.row;
+    let elements = program.points();
     let threads = u64::try_from(device.cores).unwrap_or(1).max(1);
     let work = elements * element_cost(program);
     // On a machine with more threads than this one they may all come, as long as each has work.

@@ -11,7 +11,7 @@
 mod common;
 
 use autokernel_core::dtype::Dtype;
-use autokernel_core::graph::{Arg, Graph, Value};
+use autokernel_core::graph::{Arg, Graph, TensorMeta, Value};
 use autokernel_core::plan::{Device, plan};
 use autokernel_search::partition::{Partition, partition};
 use autokernel_search::propose;
@@ -110,11 +110,14 @@ fn what_cannot_win_or_is_not_understood_stays() {
         found.left.iter().map(|(_, reason)| reason.clone()).collect::<Vec<_>>().join("; ")
     };
     let shape = [64, 512, 32];
-    let column = |sketch: &mut Sketch| {
+    let turned = |sketch: &mut Sketch| {
         let x = sketch.input(Dtype::F32, &shape);
-        sketch.call("aten._softmax.default", vec![r(&x), Arg::Int(1), Arg::Bool(false)], Dtype::F32, &shape)
+        let view = TensorMeta { dtype: Dtype::F32, shape: vec![32, 64, 512], stride: vec![1, 16_384, 32] };
+        let order = vec![r(&x), ints(&[2, 0, 1])];
+        let x = sketch.call_as("aten.permute.default", order, vec![], Value::Tensor(view));
+        sketch.call("aten.exp.default", vec![r(&x)], Dtype::F32, &[32, 64, 512])
     };
-    assert!(reasons(&column).contains("against the grain"), "{}", reasons(&column));
+    assert!(reasons(&turned).contains("against the grain"), "{}", reasons(&turned));
     let integers = |sketch: &mut Sketch| {
         let x = sketch.input(Dtype::I64, &shape);
         sketch.call("aten.abs.default", vec![r(&x)], Dtype::I64, &shape)
@@ -131,21 +134,34 @@ fn what_cannot_win_or_is_not_understood_stays() {
         sketch.call("aten.add.Tensor", vec![r(&x), r(&x)], Dtype::F32, &[1024, 1024])
     };
     assert!(reasons(&alone).contains("stands alone"));
-    let outer = |sketch: &mut Sketch| {
+}
+
+/// Rows that lie across memory are walked many at a time.
+#[test]
+fn columns_become_a_row_for_each_lane() {
+    let shape = [64, 512, 32];
+    let mut sketch = Sketch::default();
+    let x = sketch.input(Dtype::F32, &shape);
+    let args = vec![r(&x), Arg::Int(1), Arg::Bool(false)];
+    let out = sketch.call("aten._softmax.default", args, Dtype::F32, &shape);
+    let found = partition(&[sketch.graph(&[out])]);
+    let files = propose(&found.regions[0].0, &DEVICE).unwrap();
+    assert!(files[0].note.starts_with("a row for each lane"), "{}", files[0].note);
+}
+
+/// Pieces that lie one after another in memory, and those of each row.
+#[test]
+fn pieces_are_written_where_they_belong() {
+    for dim in [0, 1] {
+        let mut sketch = Sketch::default();
         let x = sketch.input(Dtype::F32, &[512, 512]);
         let a = sketch.call("aten.tanh.default", vec![r(&x)], Dtype::F32, &[512, 512]);
-        sketch.call(
-            "aten.cat.default",
-            vec![Arg::List(vec![r(&a), r(&x)]), Arg::Int(0)],
-            Dtype::F32,
-            &[1024, 512],
-        )
-    };
-    let mut sketch = Sketch::default();
-    let out = outer(&mut sketch);
-    let found = partition(&[sketch.graph(&[out])]);
-    assert_eq!(found.regions.len(), 1);
-    assert!(found.left.iter().any(|(_, reason)| reason.contains("outer dimension")));
+        let pieces = vec![Arg::List(vec![r(&a), r(&x)]), Arg::Int(dim)];
+        let shape = if dim == 0 { [1024, 512] } else { [512, 1024] };
+        let out = sketch.call("aten.cat.default", pieces, Dtype::F32, &shape);
+        let found = partition(&[sketch.graph(&[out])]);
+        assert_eq!(found.regions[0].0.op_names(), ["tanh", "cat"]);
+    }
 }
 
 /// A view that is read outside stays outside; its source is written once.
@@ -187,6 +203,42 @@ fn a_region_ends_before_a_comparison_of_what_it_computed() {
     };
     assert_eq!(ops(false), ["mul tanh", "gt gt where where exp"]);
     assert_eq!(ops(true), ["clamp tanh gt", "gt where where exp"]);
+}
+
+/// What writes into a tensor, or looks at memory by strides of its own, is no member of a region; what it
+/// reads is written as if it stood alone.
+#[test]
+fn mutation_and_aliases_end_a_region() {
+    let shape = [512, 512];
+    let mut sketch = Sketch::default();
+    let (x, y) = (sketch.input(Dtype::F32, &shape), sketch.input(Dtype::F32, &shape));
+    let bent = sketch.call("aten.tanh.default", vec![r(&x)], Dtype::F32, &shape);
+    let sum = sketch.call("aten.add.Tensor", vec![r(&bent), r(&y)], Dtype::F32, &shape);
+    let args = vec![r(&sum), ints(&[512, 512]), ints(&[1, 512])];
+    let strided = sketch.call("aten.as_strided.default", args, Dtype::F32, &shape);
+    let after = sketch.call("aten.exp.default", vec![r(&strided)], Dtype::F32, &shape);
+    let copied = sketch.call("aten.copy_.default", vec![r(&x), r(&sum)], Dtype::F32, &shape);
+    let found = partition(&[sketch.graph(&[after, copied])]);
+    let ops: Vec<String> = found.regions.iter().map(|(region, _)| region.op_names().join(" ")).collect();
+    assert_eq!(ops, ["tanh add", "exp"]);
+    let outside: Vec<&str> = found.left.iter().map(|(op, _)| op.as_str()).collect();
+    assert_eq!(outside, ["aten.as_strided.default", "aten.copy_.default"]);
+}
+
+/// The page for people lists what the table holds.
+#[test]
+fn every_operator_is_documented() {
+    let page = include_str!("../../../docs/operators.md");
+    let source = include_str!("../src/op.rs");
+    let table = source.split_once("pub fn class(").unwrap().1.split_once("_ => return None").unwrap().0;
+    let words = table.split_once("match name {").unwrap().1.split('"').skip(1).step_by(2);
+    let overloads = ["Tensor_mode", "Scalar_mode", "default", "correction"];
+    let missing: Vec<&str> = words
+        .filter(|word| {
+            !overloads.contains(word) && !page.contains(&format!("`{}`", word.trim_start_matches('_')))
+        })
+        .collect();
+    assert!(missing.is_empty(), "docs/operators.md does not name {missing:?}");
 }
 
 /// Results of an operator with several results belong to it.

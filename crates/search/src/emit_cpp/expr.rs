@@ -1,6 +1,6 @@
 //! Expressions as C++ text.
 
-use super::{Emitter, c_type, shift};
+use super::{Emitter, c_type};
 use crate::loops::{Binary, Compare, Expr, Id, Logic, Unary, for_each_operand};
 
 const fn unary(op: Unary) -> &'static str {
@@ -35,7 +35,7 @@ const fn comparison(op: Compare) -> &'static str {
 }
 
 impl Emitter<'_> {
-    fn literal(&self, bits: u64) -> String {
+    pub(super) fn literal(&self, bits: u64) -> String {
         let value = f64::from_bits(bits);
         let suffix = if self.program.wide { "" } else { "f" };
         let narrow = if self.program.wide { value } else { f64::from(value as f32) };
@@ -52,9 +52,14 @@ impl Emitter<'_> {
 
     /// A row-level value.
     pub(super) fn scalar(&self, id: Id) -> String {
+        if self.program.across {
+            return self.of_rows(id);
+        }
         match self.expr(id) {
             Expr::Const(bits) => self.literal(bits),
             Expr::Reduce(reduce) => format!("r{reduce}"),
+            Expr::Within(guard) => format!("g{guard}"),
+            Expr::Total(total) => format!("E(w{total})"),
             _ => format!("s{}", id.0),
         }
     }
@@ -63,6 +68,8 @@ impl Emitter<'_> {
     pub(super) fn lanes(&self, id: Id) -> String {
         if self.program.arena.is_lane(id) {
             format!("v{}", id.0)
+        } else if self.program.across {
+            self.of_rows(id)
         } else if self.program.arena.is_mask(id) {
             format!("(splat(E({})) != splat(E(0)))", self.scalar(id))
         } else {
@@ -72,10 +79,14 @@ impl Emitter<'_> {
 
     /// The operation itself, operands by name.
     pub(super) fn operation(&self, id: Id) -> String {
-        let lane = self.program.arena.is_lane(id);
+        let lane = self.program.across || self.program.arena.is_lane(id);
         let name = |operand: Id| if lane { self.lanes(operand) } else { self.scalar(operand) };
         match self.expr(id) {
-            Expr::Const(_) | Expr::Load(_) | Expr::Reduce(_) => String::new(),
+            Expr::Const(_) | Expr::Load(_) | Expr::Within(_) | Expr::Reduce(_) | Expr::Total(_) => {
+                String::new()
+            }
+            Expr::Position(position) => self.position(position),
+            Expr::Scan(scan) => self.step(scan),
             Expr::Unary(Unary::Neg, a) => format!("-{}", name(a)),
             Expr::Unary(Unary::RoundTo(dtype), a) => format!("rounded<{}>({})", c_type(dtype), name(a)),
             Expr::Unary(op, a) => format!("{}({})", unary(op), name(a)),
@@ -97,6 +108,10 @@ impl Emitter<'_> {
                 format!("{} {sign} {}", name(a), name(b))
             }
             Expr::Not(a) => format!("{}{}", if lane { "~" } else { "!" }, name(a)),
+            // The same all along the row: a branch, and no work for what is not chosen.
+            Expr::Select(mask, a, b) if lane && self.is_branch(mask) => {
+                format!("{} ? {} : {}", self.branch(mask), name(a), name(b))
+            }
             Expr::Select(mask, a, b) => format!("select({}, {}, {})", name(mask), name(a), name(b)),
         }
     }
@@ -123,15 +138,44 @@ impl Emitter<'_> {
                 continue;
             }
             let value = match self.expr(id) {
-                Expr::Const(_) | Expr::Reduce(_) => continue,
-                Expr::Load(load) => {
-                    let access = &self.program.loads[load];
-                    format!("load_as<E>({}{})", self.base(access, false), shift(access.offset))
-                }
+                Expr::Const(_) | Expr::Reduce(_) | Expr::Within(_) => continue,
+                Expr::Load(load) if self.program.across => self.load(load),
+                Expr::Load(load) => self.load_scalar(load),
                 _ => self.operation(id),
             };
+            if self.program.across {
+                let kind = if self.program.arena.is_mask(id) { "M" } else { "V" };
+                self.text.line(&format!("{kind} s{}[U];\nfor (int u = 0; u < U; ++u) {{", id.0));
+                self.text.line(&format!("const int64_t j = first + u * N;\ns{}[u] = {value};\n}}", id.0));
+                continue;
+            }
             let kind = if self.program.arena.is_mask(id) { "bool" } else { "E" };
             self.text.line(&format!("const {kind} s{} = {value};", id.0));
+        }
+    }
+
+    /// Whether a condition is the same for all lanes, and so can be a branch.
+    fn is_branch(&self, mask: Id) -> bool {
+        match self.expr(mask) {
+            Expr::Within(_) => true,
+            _ => !self.program.across && !self.program.arena.is_lane(mask),
+        }
+    }
+
+    fn branch(&self, mask: Id) -> String {
+        match self.expr(mask) {
+            Expr::Within(guard) => format!("g{guard}"),
+            _ => self.scalar(mask),
+        }
+    }
+
+    /// With a row for each lane: what is the same all along a row is still a vector of them.
+    fn of_rows(&self, id: Id) -> String {
+        match self.expr(id) {
+            Expr::Const(bits) => format!("splat({})", self.literal(bits)),
+            Expr::Within(guard) => format!("(splat(E(g{guard})) != splat(E(0)))"),
+            Expr::Reduce(reduce) => format!("r{reduce}[u]"),
+            _ => format!("s{}[u]", id.0),
         }
     }
 
@@ -149,8 +193,9 @@ impl Emitter<'_> {
         }
         open.extend(self.program.stores.iter().filter_map(|store| match store {
             crate::loops::Store::Row(_, value) => Some(*value),
-            crate::loops::Store::Lane(..) => None,
+            crate::loops::Store::Lane(..) | crate::loops::Store::Once(..) => None,
         }));
+        open.extend(&self.program.totals);
         open.retain(|id| !self.program.arena.is_lane(*id));
         let mut seen = std::collections::BTreeSet::new();
         while let Some(id) = open.pop() {

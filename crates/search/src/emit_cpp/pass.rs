@@ -6,7 +6,7 @@ use crate::loops::{Expr, Id, Reduction, Store, Unary};
 /// Elements that one set of accumulators sums.
 const LONG: u64 = 8192;
 
-const fn neutral(kind: Reduction) -> &'static str {
+pub(super) const fn neutral(kind: Reduction) -> &'static str {
     match kind {
         Reduction::Sum => "E(0)",
         Reduction::Max => "-E(__builtin_inf())",
@@ -14,7 +14,7 @@ const fn neutral(kind: Reduction) -> &'static str {
     }
 }
 
-fn combine(kind: Reduction, a: &str, b: &str) -> String {
+pub(super) fn combine(kind: Reduction, a: &str, b: &str) -> String {
     match kind {
         Reduction::Sum => format!("{a} + {b}"),
         Reduction::Max => format!("max({a}, {b})"),
@@ -44,9 +44,12 @@ impl Emitter<'_> {
             self.text.line(&format!("V a{reduce}[{unroll}];"));
             self.text.line(&format!("for (V& a : a{reduce}) a = splat({start});"));
         }
+        self.begin_scans(pass);
+        self.loops();
         for segment in 0..self.program.segments.len() {
             self.segment(pass, segment, &unroll);
         }
+        self.end_loops();
         for reduce in &reduces {
             let kind = self.program.reduces[*reduce].kind;
             let joined = combine(kind, &format!("a{reduce}[0]"), &format!("a{reduce}[u]"));
@@ -56,11 +59,27 @@ impl Emitter<'_> {
         self.text.line("}");
     }
 
+    /// The loops around the one that vectors run along.
+    pub(super) fn loops(&mut self) {
+        for (d, size) in self.program.outer.clone().into_iter().enumerate() {
+            self.text.line(&format!("for (int64_t i{d} = 0; i{d} < {size}; ++i{d}) {{"));
+        }
+    }
+
+    pub(super) fn end_loops(&mut self) {
+        for _ in &self.program.outer {
+            self.text.line("}");
+        }
+    }
+
     fn segment(&mut self, pass: usize, segment: usize, unroll: &str) {
         let reduces = self.schedule.passes[pass].reduces.clone();
         let (start, end) = self.program.segments[segment];
         let (start, end) = match self.part {
-            Some([start, end]) => (start.to_owned(), end.to_owned()),
+            Some([from, to]) if self.program.segments.len() == 1 => (from.to_owned(), to.to_owned()),
+            Some([from, to]) => {
+                (format!("({from} > {start} ? {from} : {start})"), format!("({to} < {end} ? {to} : {end})"))
+            }
             None => (start.to_string(), end.to_string()),
         };
         let joined = |prefix: &str| {
@@ -72,7 +91,8 @@ impl Emitter<'_> {
         self.text.line("};");
         let sums = reduces.iter().any(|reduce| self.program.reduces[*reduce].kind == Reduction::Sum);
         let (from, to) = self.program.segments[segment];
-        if !sums || to - from <= LONG {
+        let around: u64 = self.program.outer.iter().product();
+        if !sums || (to - from) * around <= LONG {
             self.text.line(&format!("sweep<{unroll}>({start}, {end}, step{segment}{accumulators});"));
             return;
         }
@@ -124,17 +144,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn load(&self, load: usize) -> String {
-        let access = &self.program.loads[load];
-        let base = self.base(access, false);
-        let offset = shift(access.offset);
-        match access.strides.last().copied().unwrap_or(0) {
-            1 => format!("get(whole, {base}{offset} + j, n)"),
-            stride => format!("gather<V>({base}{offset} + j * {stride}, {stride}, n)"),
-        }
-    }
-
-    fn store(&mut self, number: usize, segment: usize) {
+    pub(super) fn store(&mut self, number: usize, segment: usize) {
         let Store::Lane(access, values) = &self.program.stores[number] else { return };
         let dtype = self.output_dtype(access.tensor);
         let id = values[segment];
@@ -144,13 +154,13 @@ impl Emitter<'_> {
             _ => id,
         };
         let value = self.stored(id);
-        let offset = shift(access.offset);
+        let offset = self.around(access);
         let nt = if self.streamable(access) { "NT" } else { "false" };
         let line = format!("put<{nt}>(whole, {}{offset} + j, {value}, n);", self.base(access, true));
         self.text.line(&line);
     }
 
-    fn stored(&self, id: Id) -> String {
+    pub(super) fn stored(&self, id: Id) -> String {
         let value = self.lanes(id);
         if self.program.arena.is_mask(id) {
             format!("select({value}, splat(E(1)), splat(E(0)))")

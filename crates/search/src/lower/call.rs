@@ -76,7 +76,7 @@ impl<'l, 'r> Call<'l, 'r> {
     pub(crate) fn must_be_exact(&self, position: usize) -> Result<(), Stop> {
         match self.node.args.get(position) {
             Some(Arg::Ref(operand)) if !exact::is_exact(self.lower.region, *operand) => {
-                Err(self.unsupported("looks closely at what was computed, which rounding may tip"))
+                Err(self.unsupported(exact::TIPPED))
             }
             _ => Ok(()),
         }
@@ -91,7 +91,7 @@ impl<'l, 'r> Call<'l, 'r> {
         };
         let (mine, other) = (meta(position)?, meta(1 - position)?);
         let whole = |dtype: Dtype| !dtype.is_float() && dtype != Dtype::Bool;
-        if mine.is_some_and(|meta| whole(meta.dtype) && meta.dtype.size() > 2) {
+        if mine.is_some_and(|meta| exact::is_wide_integer(meta.dtype)) {
             return Err(self.unsupported("compares wide integers"));
         }
         if let (None, Some(meta)) = (mine, other)

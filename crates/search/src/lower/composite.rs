@@ -4,9 +4,9 @@ use autokernel_core::graph::{Arg, TensorMeta};
 use autokernel_core::region::{Operand, Region, RegionNode};
 
 use super::views::{argument, int, ints, source};
-use super::{Lower, Stop, Unsupported, along_row, check_numbers, dimension};
-use crate::affine::Affine;
-use crate::loops::{Binary, Compare, Expr, Id, Reduction, Unary};
+use super::{Lower, Stop, Unsupported, along_row, check_numbers, dimension, exact};
+use crate::affine::{Affine, flatten};
+use crate::loops::{Binary, Compare, Expr, Folding, Id, Logic, Reduction, Scan, Unary};
 
 /// What an operator reduces, and over which dimensions.
 pub(super) fn reduced_dims(region: &Region, node: &RegionNode) -> Result<(Operand, Vec<usize>), Unsupported> {
@@ -28,6 +28,7 @@ pub(super) fn reduced_dims(region: &Region, node: &RegionNode) -> Result<(Operan
         "_softmax" | "_log_softmax" => {
             unwrap(int(node, 1, "dim", -1).and_then(|dim| Ok(vec![dimension(dim, rank, &node.op)?])))?
         }
+        "native_group_norm" => (1..rank).collect(),
         "native_layer_norm" => {
             let count = match argument(node, 1, "normalized_shape") {
                 Some(Arg::List(sizes)) => sizes.len(),
@@ -53,46 +54,101 @@ pub(super) fn reduced_dims(region: &Region, node: &RegionNode) -> Result<(Operan
     Ok((operand, dims))
 }
 
-/// A tensor that is read along the row.
-struct Row<'m> {
-    operand: Operand,
-    meta: &'m TensorMeta,
-    dims: Vec<usize>,
-    /// Index with anything in the reduced dimensions.
-    index: Vec<Affine>,
-    length: f64,
+/// What an operator reduces as the iteration space sees it: with groups of channels as a dimension of their own.
+pub(super) fn reduced_shape(
+    region: &Region,
+    node: &RegionNode,
+) -> Result<(TensorMeta, Vec<usize>), Unsupported> {
+    let (operand, dims) = reduced_dims(region, node)?;
+    let meta = match operand {
+        Operand::Input(input) => Some(&region.inputs[input].meta),
+        Operand::Node(number) => region.nodes[number].value.tensor(),
+    };
+    let meta = meta.ok_or_else(|| Unsupported::new(&node.op, "reads something that is no tensor"))?;
+    let Some(groups) = groups(node)? else { return Ok((meta.clone(), dims)) };
+    let (&[batch, channels, ..], &[outer, step, ..]) = (meta.shape.as_slice(), meta.stride.as_slice()) else {
+        return Err(Unsupported::new(&node.op, "has no channels"));
+    };
+    if groups == 0 || channels % groups != 0 {
+        return Err(Unsupported::new(&node.op, "has groups of different sizes"));
+    }
+    let each = channels / groups;
+    let mut split = TensorMeta {
+        dtype: meta.dtype,
+        shape: vec![batch, groups, each],
+        stride: vec![outer, step * each, step],
+    };
+    split.shape.extend(&meta.shape[2..]);
+    split.stride.extend(&meta.stride[2..]);
+    let dims = (2..split.shape.len()).collect();
+    Ok((split, dims))
 }
 
-impl<'r> Lower<'r> {
-    fn row(&self, node: &RegionNode, full: Vec<Affine>) -> Result<Row<'r>, Stop> {
-        let (operand, dims) = reduced_dims(self.region, node)?;
-        let meta = self.meta(operand, &node.op)?;
+/// The number of groups of channels, for the operator that has them.
+fn groups(node: &RegionNode) -> Result<Option<u64>, Unsupported> {
+    if !node.op.starts_with("aten.native_group_norm.") {
+        return Ok(None);
+    }
+    match node.args.get(6) {
+        Some(Arg::Int(groups)) => Ok(Some(*groups as u64)),
+        _ => Err(Unsupported::new(&node.op, "has an unknown number of groups")),
+    }
+}
+
+/// A tensor that is read along the row.
+struct Row {
+    operand: Operand,
+    /// As [`reduced_shape`] gives it.
+    meta: TensorMeta,
+    dims: Vec<usize>,
+    /// Index in that shape, with anything in the reduced dimensions.
+    index: Vec<Affine>,
+    length: f64,
+    /// Whether dimensions 1 and 2 of that shape are one dimension of the tensor.
+    grouped: bool,
+}
+
+impl Row {
+    /// The index in the tensor's own shape.
+    fn own(&self, mut index: Vec<Affine>) -> Vec<Affine> {
+        if self.grouped {
+            let group = index.remove(1);
+            index[1].add_scaled(&group, self.meta.shape[2] as i64);
+        }
+        index
+    }
+}
+
+impl Lower<'_> {
+    fn row(&self, node: &RegionNode, full: Vec<Affine>) -> Result<Row, Stop> {
+        let (operand, _) = reduced_dims(self.region, node)?;
+        let (meta, dims) = reduced_shape(self.region, node)?;
         let length = dims.iter().map(|dim| meta.shape[*dim]).product::<u64>() as f64;
-        Ok(Row { operand, meta, dims, index: full, length })
+        Ok(Row { operand, meta, dims, index: full, length, grouped: groups(node)?.is_some() })
     }
 
     fn reduce_row(
         &mut self,
         node: &RegionNode,
-        row: &Row<'_>,
+        row: &Row,
         kind: Reduction,
         map: &mut dyn FnMut(&mut Self, Id) -> Id,
     ) -> Result<Id, Stop> {
         self.reduce(kind, &mut |lower| {
-            let index = along_row(lower, &row.index, row.meta, &row.dims, &node.op)?;
-            let x = lower.number(row.operand, &index)?;
+            let index = along_row(lower, &row.index, &row.meta, &row.dims, &node.op)?;
+            let x = lower.number(row.operand, &row.own(index))?;
             Ok(map(lower, x))
         })
     }
 
-    fn mean(&mut self, node: &RegionNode, row: &Row<'_>) -> Result<Id, Stop> {
+    fn mean(&mut self, node: &RegionNode, row: &Row) -> Result<Id, Stop> {
         let sum = self.reduce_row(node, row, Reduction::Sum, &mut |_, x| x)?;
         let length = self.constant(row.length);
         Ok(self.binary(Binary::Div, sum, length))
     }
 
     /// Mean and variance in two passes, which keeps the digits that one pass over squares loses.
-    fn moments(&mut self, node: &RegionNode, row: &Row<'_>, correction: f64) -> Result<(Id, Id), Stop> {
+    fn moments(&mut self, node: &RegionNode, row: &Row, correction: f64) -> Result<(Id, Id), Stop> {
         let mean = self.mean(node, row)?;
         let squares = self.reduce_row(node, row, Reduction::Sum, &mut |lower, x| {
             let centred = lower.binary(Binary::Sub, x, mean);
@@ -109,8 +165,14 @@ impl<'r> Lower<'r> {
     }
 
     pub(super) fn reduction(&mut self, node: &RegionNode, index: &[Affine]) -> Result<Id, Stop> {
-        check_numbers(node)?;
         let name = node.op.split('.').nth(1).unwrap_or(&node.op);
+        if matches!(name, "argmax" | "argmin") {
+            return self.place_of_extreme(node, name == "argmax", index);
+        }
+        check_numbers(node)?;
+        if let Some(total) = self.total_of_rows(node)? {
+            return Ok(total);
+        }
         let row = self.row(node, self.with_reduced(node, index)?)?;
         match name {
             "sum" => self.reduce_row(node, &row, Reduction::Sum, &mut |_, x| x),
@@ -127,6 +189,58 @@ impl<'r> Lower<'r> {
         }
     }
 
+    /// `cumsum` and `cumprod`, where a place is asked for that is the place of the row.
+    pub(super) fn scan(&mut self, node: &RegionNode, index: &[Affine]) -> Result<Id, Stop> {
+        check_numbers(node)?;
+        let kind = if node.op.starts_with("aten.cumprod.") { Folding::Product } else { Folding::Sum };
+        let row = self.row(node, index.to_vec())?;
+        let walked = |lower: &mut Self| {
+            let mut moved = index.to_vec();
+            for dim in &row.dims {
+                moved[*dim] = Affine::constant(lower.rank(), 0);
+            }
+            along_row(lower, &moved, &row.meta, &row.dims, &node.op)
+        };
+        if walked(self)? != index {
+            return Err(Unsupported::new(&node.op, "is read in another order than it adds up").into());
+        }
+        let x = self.number(row.operand, index)?;
+        let scan = Scan { kind, body: x };
+        let next = self.scans.len();
+        let number = self.scans.iter().position(|known| *known == scan).unwrap_or(next);
+        if number == next {
+            self.scans.push(scan);
+        }
+        Ok(self.arena.add(Expr::Scan(number), true))
+    }
+
+    /// The first place of the largest or smallest element; a NaN counts as both.
+    fn place_of_extreme(&mut self, node: &RegionNode, largest: bool, index: &[Affine]) -> Result<Id, Stop> {
+        let row = self.row(node, self.with_reduced(node, index)?)?;
+        if !exact::is_exact(self.region, row.operand) {
+            return Err(Unsupported::new(&node.op, exact::TIPPED).into());
+        }
+        if exact::is_wide_integer(row.meta.dtype)
+            || row.length >= if self.wide() { 2e15 } else { 16_777_216.0 }
+        {
+            return Err(Unsupported::new(&node.op, "counts further than its numbers do").into());
+        }
+        let kind = if largest { Reduction::Max } else { Reduction::Min };
+        let extreme = self.reduce_row(node, &row, kind, &mut |_, x| x)?;
+        let nowhere = self.constant(f64::INFINITY);
+        self.reduce(Reduction::Min, &mut |lower| {
+            let moved = along_row(lower, &row.index, &row.meta, &row.dims, &node.op)?;
+            let sizes: Vec<u64> = row.dims.iter().map(|dim| row.meta.shape[*dim]).collect();
+            let parts: Vec<Affine> = row.dims.iter().map(|dim| moved[*dim].clone()).collect();
+            let place = lower.place_number(&flatten(&parts, &sizes, lower.rank()));
+            let x = lower.number(row.operand, &row.own(moved))?;
+            let same = lower.arena.add(Expr::Compare(Compare::Eq, x, extreme), false);
+            let nan = lower.arena.add(Expr::Compare(Compare::Ne, x, x), false);
+            let here = lower.logic(Logic::Or, same, nan);
+            Ok(lower.arena.add(Expr::Select(here, place, nowhere), false))
+        })
+    }
+
     /// The index of a reduced tensor's operand: zeros stand in the reduced dimensions.
     fn with_reduced(&self, node: &RegionNode, index: &[Affine]) -> Result<Vec<Affine>, Stop> {
         let (operand, dims) = reduced_dims(self.region, node)?;
@@ -141,7 +255,7 @@ impl<'r> Lower<'r> {
         Ok(full)
     }
 
-    fn norm(&mut self, node: &RegionNode, row: &Row<'_>) -> Result<Id, Stop> {
+    fn norm(&mut self, node: &RegionNode, row: &Row) -> Result<Id, Stop> {
         let order = match argument(node, 1, "ord") {
             None | Some(Arg::None) => 2.0,
             Some(Arg::Int(value)) => *value as f64,
@@ -164,7 +278,7 @@ impl<'r> Lower<'r> {
 
     /// The largest element, and the sum of exponentials below it. An infinite largest element counts
     /// as zero where `finite` asks for it, as PyTorch's `logsumexp` does.
-    fn exponentials(&mut self, node: &RegionNode, row: &Row<'_>, finite: bool) -> Result<(Id, Id), Stop> {
+    fn exponentials(&mut self, node: &RegionNode, row: &Row, finite: bool) -> Result<(Id, Id), Stop> {
         let mut largest = self.reduce_row(node, row, Reduction::Max, &mut |_, x| x)?;
         if finite {
             let (size, infinity) = (self.unary(Unary::Abs, largest), self.constant(f64::INFINITY));
@@ -179,7 +293,7 @@ impl<'r> Lower<'r> {
         Ok((largest, sum))
     }
 
-    fn log_sum_exp(&mut self, node: &RegionNode, row: &Row<'_>) -> Result<Id, Stop> {
+    fn log_sum_exp(&mut self, node: &RegionNode, row: &Row) -> Result<Id, Stop> {
         let (largest, sum) = self.exponentials(node, row, true)?;
         let log = self.unary(Unary::Log, sum);
         Ok(self.binary(Binary::Add, log, largest))
@@ -214,6 +328,7 @@ impl<'r> Lower<'r> {
                 Ok(self.sound_mean(mean, variance))
             }
             "native_layer_norm" => self.normalised(node, result, index),
+            "native_group_norm" => self.normalised_groups(node, result, index),
             _ => Err(Unsupported::new(&node.op, "has no meaning in the operator table").into()),
         }
     }
@@ -281,6 +396,43 @@ impl<'r> Lower<'r> {
                 let meta = self.meta(*operand, &node.op)?;
                 let inner = self.broadcast(meta, index);
                 let factor = self.number(*operand, &inner)?;
+                value = self.binary(op, value, factor);
+            }
+        }
+        Ok(value)
+    }
+}
+
+impl Lower<'_> {
+    /// The same over groups of channels, with a weight and a bias for each channel.
+    fn normalised_groups(&mut self, node: &RegionNode, result: usize, index: &[Affine]) -> Result<Id, Stop> {
+        let (shape, _) = reduced_shape(self.region, node)?;
+        let mut full = index.to_vec();
+        if result == 0 {
+            let pair = TensorMeta::contiguous(shape.dtype, &shape.shape[1..3]);
+            full.splice(1..2, self.reshape(&index[1], &pair, &node.op)?);
+        } else {
+            full.resize(shape.shape.len(), Affine::constant(self.rank(), 0));
+        }
+        let row = self.row(node, full)?;
+        let (mean, variance) = self.moments(node, &row, 0.0)?;
+        let Some(Arg::Float(eps)) = node.args.get(7) else {
+            return Err(Unsupported::new(&node.op, "has an unknown `eps`").into());
+        };
+        let eps = self.constant(*eps);
+        let raised = self.binary(Binary::Add, variance, eps);
+        let scale = self.unary(Unary::Rsqrt, raised);
+        match result {
+            0 => {}
+            1 => return Ok(self.sound_mean(mean, variance)),
+            _ => return Ok(scale),
+        }
+        let x = self.number(row.operand, index)?;
+        let centred = self.binary(Binary::Sub, x, mean);
+        let mut value = self.binary(Binary::Mul, centred, scale);
+        for (position, op) in [(1, Binary::Mul), (2, Binary::Add)] {
+            if let Some(Arg::Ref(operand)) = node.args.get(position) {
+                let factor = self.number(*operand, &index[1..2])?;
                 value = self.binary(op, value, factor);
             }
         }

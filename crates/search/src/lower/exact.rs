@@ -8,6 +8,14 @@ use autokernel_core::region::{Operand, Region, RegionNode};
 
 use crate::op;
 
+/// Why such an operator is refused on anything else.
+pub(super) const TIPPED: &str = "looks closely at what was computed, which rounding may tip";
+
+/// Whether f32 cannot hold all numbers of an integer type.
+pub(super) fn is_wide_integer(dtype: Dtype) -> bool {
+    !dtype.is_float() && dtype != Dtype::Bool && dtype.size() > 2
+}
+
 /// Whether nothing inside the region has rounded a value.
 pub(super) fn is_exact(region: &Region, operand: Operand) -> bool {
     let (mut open, mut seen) = (vec![operand], BTreeSet::new());

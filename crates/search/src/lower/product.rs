@@ -32,6 +32,10 @@ impl Lower<'_> {
             self.products.len() - 1
         });
         let columns = meta.shape.last().copied().unwrap_or(1) as i64;
+        let dims = self.space.dims.len();
+        if index.iter().any(|part| part.coefficients[dims..].iter().any(|coefficient| *coefficient != 0)) {
+            return Err(Unsupported::new(&node.op, "is read at indices that stand in a tensor").into());
+        }
         let mut at = Affine::constant(self.rank(), 0);
         let last = index.len().saturating_sub(1);
         for (dim, (part, stride)) in index.iter().zip(row_major(&meta.shape)).enumerate() {
@@ -40,7 +44,9 @@ impl Lower<'_> {
             at.add_scaled(part, stride);
         }
         let tensor = self.region.inputs.len() + product;
-        Ok(self.load(Access { tensor, offset: at.offset, strides: at.coefficients }))
+        at.coefficients.truncate(self.space.dims.len());
+        let guards = self.active.clone();
+        Ok(self.load(Access { tensor, offset: at.offset, strides: at.coefficients, lookups: vec![], guards }))
     }
 
     fn added(

@@ -1,9 +1,9 @@
 //! The iteration space of a region and how it is refined.
 
 use autokernel_core::graph::TensorMeta;
-use autokernel_core::region::{Operand, Region};
+use autokernel_core::region::Region;
 
-use super::{Unsupported, composite};
+use super::{Unsupported, composite, lookup};
 use crate::affine::Affine;
 use crate::op::{self, Class};
 
@@ -24,6 +24,8 @@ pub(super) struct Space {
     pub(super) row_dims: usize,
     pub(super) segments: Vec<(u64, u64)>,
     reduces: bool,
+    /// Variables behind the dimensions, for indices that are read.
+    slots: usize,
     /// Whether the rows are still those of the tensor that the space was made from.
     pub(super) rows_in_order: bool,
 }
@@ -36,22 +38,22 @@ impl Space {
         let output = *largest.ok_or_else(|| Unsupported::new("region", "has no output"))?;
         let mut anchor = None;
         for node in &region.nodes {
-            if matches!(op::class(&node.op), Some(Class::Reduction | Class::Composite)) {
-                let (operand, dims) = composite::reduced_dims(region, node)?;
-                let meta = match operand {
-                    Operand::Input(input) => Some(&region.inputs[input].meta),
-                    Operand::Node(node) => region.nodes[node].value.tensor(),
-                };
-                let meta =
-                    meta.ok_or_else(|| Unsupported::new(&node.op, "reads something that is no tensor"))?;
-                anchor = Some((meta, dims));
+            if matches!(op::class(&node.op), Some(Class::Reduction | Class::Composite | Class::Scan)) {
+                anchor = Some(composite::reduced_shape(region, node)?);
                 break;
             }
         }
-        match anchor {
-            Some((meta, dims)) => Self::new(meta, meta, Some(&dims)),
+        let mut space = match anchor {
+            Some((meta, dims)) => Self::new(&meta, &meta, Some(&dims)),
             None => Self::new(output, output, None),
-        }
+        }?;
+        space.slots = lookup::slots(region);
+        Ok(space)
+    }
+
+    /// Variables of an index over this space.
+    pub(super) fn rank(&self) -> usize {
+        self.dims.len() + self.slots
     }
 
     fn new(shape: &TensorMeta, layout: &TensorMeta, reduced: Option<&[usize]>) -> Result<Self, Unsupported> {
@@ -85,8 +87,14 @@ impl Space {
             dims.push(Dim { size: 1, weight: 1, group_weight: 1 });
             row_dims = 1;
         }
-        let mut space =
-            Self { dims, row_dims, segments: vec![], reduces: reduced.is_some(), rows_in_order: true };
+        let mut space = Self {
+            dims,
+            row_dims,
+            segments: vec![],
+            reduces: reduced.is_some(),
+            slots: 0,
+            rows_in_order: true,
+        };
         space.segments = vec![(0, space.row())];
         Ok(space)
     }
@@ -113,7 +121,7 @@ impl Space {
 
     /// The row-major position of a point in the tensor that the space was made from, or of its row among the rows.
     pub(super) fn position(&self, over_row: bool) -> Affine {
-        let mut flat = Affine::constant(self.dims.len(), 0);
+        let mut flat = Affine::constant(self.rank(), 0);
         let first_row = self.first_row();
         for (d, (dim, coefficient)) in self.dims.iter().zip(&mut flat.coefficients).enumerate() {
             if over_row {
@@ -132,14 +140,16 @@ impl Space {
 
     /// The values of the variables over the whole row.
     pub(super) fn whole(&self) -> Vec<(i64, i64)> {
-        self.dims.iter().map(|dim| (0, dim.size as i64)).collect()
+        let dims = self.dims.iter().map(|dim| (0, dim.size as i64));
+        dims.chain(std::iter::repeat_n((0, 1), self.slots)).collect()
     }
 
     /// The values of the variables in one segment.
     pub(super) fn domain(&self, segment: usize) -> Vec<(i64, i64)> {
         let mut domain = self.whole();
         if self.segments.len() > 1
-            && let (Some(last), Some((start, end))) = (domain.last_mut(), self.segments.get(segment))
+            && let (Some(last), Some((start, end))) =
+                (domain.get_mut(self.dims.len() - 1), self.segments.get(segment))
         {
             *last = (*start as i64, *end as i64);
         }

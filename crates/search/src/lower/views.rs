@@ -132,42 +132,4 @@ impl Lower<'_> {
         }
         self.pull(operand, 0, &moved)
     }
-
-    pub(super) fn concat(&mut self, node: &RegionNode, index: &[Affine]) -> Result<Id, Stop> {
-        let op = node.op.as_str();
-        let Some(Arg::List(pieces)) = node.args.first() else {
-            return Err(Unsupported::new(op, "reads no list").into());
-        };
-        let dim = dimension(int(node, 1, "dim", 0)?, index.len(), op)?;
-        let along = &index[dim];
-        let (low, high) = along.range(&self.domain);
-        let mut start = 0;
-        for piece in pieces {
-            let Arg::Ref(operand) = piece else {
-                return Err(Unsupported::new(op, "reads something that is no tensor").into());
-            };
-            let meta = self.meta(*operand, op)?;
-            if meta.shape.len() != index.len() {
-                return Err(Unsupported::new(op, "joins tensors of different ranks").into());
-            }
-            let end = start + meta.shape[dim] as i64;
-            if low < end && high < end {
-                let mut moved = index.to_vec();
-                moved[dim] = along.shifted(-start);
-                return self.pull(*operand, 0, &moved);
-            }
-            if low < end {
-                // The pieces meet inside this segment: cut the row where they do.
-                let last = self.rank() - 1;
-                let row_only =
-                    along.coefficients[..last].iter().all(|c| *c == 0) && along.coefficients[last] == 1;
-                if !row_only {
-                    return Err(Unsupported::new(op, "joins along an outer dimension").into());
-                }
-                return Err(Stop::SplitRow((end - along.offset) as u64));
-            }
-            start = end;
-        }
-        Err(Unsupported::new(op, "is read outside its pieces").into())
-    }
 }

@@ -229,6 +229,26 @@ fn movement(scope: &Scope<'_>, name: &str, shape: &[usize]) -> Option<Vec<Dense>
                 })
                 .collect()
         }
+        // What lies outside of the dimension is nothing.
+        "embedding" => {
+            let (table, places) = (scope.dense(0), scope.dense(1));
+            vec![Dense::make(shape, |index| {
+                let (last, place) = index.split_last().unwrap();
+                let row = places.at(place);
+                let known = row >= 0.0 && row < table.shape[0] as f64;
+                if known { table.at(&[row as usize, *last]) } else { f64::NAN }
+            })]
+        }
+        "gather" => {
+            let (x, places) = (scope.dense(0), scope.dense(2));
+            let dim = axis(scope.number(1, "", 0.0) as i64, shape.len());
+            vec![Dense::make(shape, |index| {
+                let place = places.at(index);
+                let mut moved = index.to_vec();
+                moved[dim] = place as usize;
+                if place >= 0.0 && place < x.shape[dim] as f64 { x.at(&moved) } else { f64::NAN }
+            })]
+        }
         "cat" => {
             let Arg::List(items) = &scope.node.args[0] else { panic!() };
             let pieces: Vec<&Dense> = items

@@ -1,6 +1,6 @@
 """Inputs, truth and comparison for `tests/torch.rs`: kernels of the search agent against PyTorch itself.
 
-Runs in two halves. First it traces every case of `cases.py` to an ATen graph and says so; then it waits for a
+Runs in two halves. First it traces every case of `cases.py` and its companions to an ATen graph and says so; then it waits for a
 line, loads what was compiled meanwhile, and compares. Non-finite values must stand where PyTorch has them;
 everything else is measured in units in the last place of its type, against the same operator in fp64.
 """
@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autokernel import graph, tensors
 
 import cases
+import cases_axes
+import cases_places
 
 # Digits of the fraction with the leading one, smallest exponent, largest number.
 _TYPES = {
@@ -149,7 +151,7 @@ def call(library: ctypes.CDLL, job: dict, case: cases.Case, traced: dict) -> lis
 def main(folder: Path) -> int:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    listed = {case.name: case for case in cases.all_cases()}
+    listed = {case.name: case for part in (cases, cases_axes, cases_places) for case in part.all_cases()}
     traced = {name: trace(case) for name, case in listed.items()}
     wanted = [{"name": name, "refused": listed[name].refused, "graph": traced[name]} for name in listed]
     (folder / "graphs.json").write_text(json.dumps(wanted))
