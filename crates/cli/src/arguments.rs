@@ -42,11 +42,13 @@ pub(crate) struct PythonArguments {
 /// Which model.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArguments {
-    /// `file.py` (with Model, get_inputs and get_init_inputs, or build()), `file.py:Name`, or `package.module:factory`.
+    /// `file.py` (with Model, get_inputs and get_init_inputs, or build()), `file.py:Name`, `package.module:factory`,
+    /// or `program.pt2` of torch.export.
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
-    /// An input's shape and element type, such as 1x128:int64; once for each positional input.
-    #[arg(long = "input", value_name = "SHAPE:DTYPE", value_parser = autokernel_engine::parse_input)]
+    /// An input's shape, element type and range of values, such as 1x128:int64:0..512; once for each input, in order,
+    /// or by name as in mask=1x128:bool.
+    #[arg(long = "input", value_name = "[NAME=]SHAPE[:DTYPE[:LOW..HIGH]]", value_parser = autokernel_engine::parse_input)]
     pub(crate) inputs: Vec<String>,
     /// Threads of the model and of every kernel [default: all cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -82,6 +84,9 @@ pub(crate) enum Command {
     Profile {
         #[command(flatten)]
         model: ModelArguments,
+        /// Also put every region back as its own operators, and see whether outputs and gradients are the model's.
+        #[arg(long)]
+        check: bool,
     },
     /// Measure every claim of a package again, side by side, on this machine.
     Bench {

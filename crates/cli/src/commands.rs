@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use autokernel_agent::mcp::serve_stdio;
 use autokernel_agent::{Answer, Attempt, Desk, DeskError, Proof};
 use autokernel_engine::{
-    Brief, DeskSession, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, is_running,
-    judge_file, optimize, playbook, profile, replay, resume,
+    Brief, DeskSession, ModelSpec, OptimizeOptions, PutBackReport, PythonChoice, Tools, bench, brief, doctor,
+    is_running, judge_file, optimize, playbook, profile, replay, resume,
 };
 use autokernel_store::{RunStatus, Store};
 use serde::Serialize;
@@ -46,10 +46,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
             let report = resume(&choice(&python), &mut store, &run, &mut lines)?;
             show(format, &report, tables::optimize)
         }
-        Command::Profile { model } => {
+        Command::Profile { model, check } => {
             let tools = Tools::find(&choice(&model.python), model.threads.map(usize::from), &mut lines)?;
-            let report = profile(&tools, &spec(&model), model.seed, &mut lines)?;
-            show(format, &report, tables::profile)
+            let report = profile(&tools, &spec(&model), model.seed, check, &mut lines)?;
+            let holds = report.put_back.as_ref().is_none_or(PutBackReport::holds);
+            show(format, &report, tables::profile)?;
+            if holds { Ok(()) } else { Err(Failure::not_confirmed()) }
         }
         Command::Bench { package, model, python } => {
             let tools = Tools::find(&choice(&python), None, &mut lines)?;

@@ -41,6 +41,6 @@ pub use profile::profile;
 pub use replay::{ReplayReport, replay};
 pub use report::{
     Baseline, Break, CandidateCounts, Cost, DeviceReport, FormReport, LeftReport, ModelReport,
-    OptimizeReport, ProfileReport, RegionReport, Seconds, Speedups, Spread, Versions,
+    OptimizeReport, ProfileReport, PutBackReport, RegionReport, Seconds, Speedups, Spread, Versions,
 };
 pub use session::{PythonChoice, Tools};
