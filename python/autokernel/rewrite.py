@@ -407,7 +407,6 @@ def apply(gm: fx.GraphModule, table, constant=None) -> list[int]:
     """Replaces every place of each `(region, target, constant_inputs)`; returns how many each got.
 
     Regions of more nodes come first: a small one may stand inside a larger one, and would break it.
-
     `constant[i]` says whether placeholder `i` is a parameter or buffer. A place where one of a
     region's `constant_inputs` is anything else is left alone.
     """

@@ -137,6 +137,20 @@ class Rewrite(unittest.TestCase):
         self.assertEqual(rewrite.apply(gm, [(regions[0], stand_in[0], ())]), [2])
         torch.testing.assert_close(gm(a, b), work(a, b))
 
+    def test_a_region_that_stands_inside_another(self):
+        def inner(a):
+            return torch.tanh(a * 2)
+
+        def outer(a, b):
+            return torch.exp(inner(a) + b)
+
+        a, b = torch.randn(2, 4, 4)
+        regions = [hm.make_region(inner, [a]), hm.make_region(outer, [a, b])]
+        gm = self.trace(lambda a, b: inner(outer(a, b)), a, b)
+        counts = rewrite.apply(gm, [(regions[0], torch.sin, ()), (regions[1], torch.add, ())])
+        self.assertEqual(counts, [1, 1])
+        torch.testing.assert_close(gm(a, b), torch.sin(torch.add(a, b)))
+
     def test_a_path_that_leaves_and_returns(self):
         def apart(a, b):
             return torch.exp(a), torch.sin(b)
