@@ -34,9 +34,19 @@ pub(crate) struct PythonArguments {
     /// Interpreter that can import the model; default: $AUTOKERNEL_PYTHON, the active environment, .venv, python3.
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
-    /// Make an own environment with torch (about 6 GB on disk) when no usable one is found.
+    /// Make an own environment with torch when no usable one is found (about 1.5 GB on disk with a CPU build, which is
+    /// tried first where there is no NVIDIA device; about 6 GB otherwise).
     #[arg(long)]
     pub(crate) yes: bool,
+    /// A package that the model needs, as pip names it; repeatable. It is put into a light environment over the
+    /// interpreter, which itself is not changed.
+    #[arg(long, value_name = "PACKAGE", value_parser = requirement)]
+    pub(crate) with: Vec<String>,
+}
+
+fn requirement(text: &str) -> Result<String, String> {
+    let known = autokernel_worker::python::is_requirement(text);
+    known.then(|| text.to_owned()).ok_or_else(|| "name a package, such as timm or timm==1.0".to_owned())
 }
 
 /// Which model.

@@ -29,7 +29,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
             let tools = Tools::find(&choice, model.threads.map(usize::from), &mut lines)?;
             let options = OptimizeOptions {
                 model: spec(&model),
-                python: model.python.python.clone(),
+                // With packages on top the run belongs to the environment that has them.
+                python: if choice.with.is_empty() {
+                    model.python.python.clone()
+                } else {
+                    Some(tools.interpreter.path.clone())
+                },
                 budget_s: budget.as_secs(),
                 out,
                 threads: tools.threads,
@@ -155,7 +160,7 @@ fn open_store() -> Result<Store, Failure> {
 }
 
 fn choice(python: &PythonArguments) -> PythonChoice {
-    PythonChoice { explicit: python.python.clone(), may_make: python.yes }
+    PythonChoice { explicit: python.python.clone(), may_make: python.yes, with: python.with.clone() }
 }
 
 fn spec(model: &ModelArguments) -> ModelSpec {

@@ -29,7 +29,7 @@ pub use brief::{Brief, brief};
 pub use calibrate::{CalibrateOptions, Calibration, Comparison, Durations, Series, calibrate};
 pub use certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
 pub use desk::{DeskSession, playbook};
-pub use doctor::{Check, DoctorReport, doctor};
+pub use doctor::{CacheFacts, Check, CompilerFacts, CoreFacts, DoctorReport, Facts, PythonFacts, doctor};
 pub use error::{EngineError, full_message};
 pub use event::{EVENT_SCHEMA, Event, Observer, Silent};
 pub use interrupt::interrupt;
