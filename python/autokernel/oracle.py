@@ -215,7 +215,7 @@ class Oracle:
         return {"total_us": statistics.median(totals), "graphs": medians}
 
     def put_back(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Puts the given regions back as their own operators; says where they were found and whether the model is the same."""
+        """Puts the given regions back as their own operators; says what was not found again and whether the model is the same."""
         loaded = self.model()
         attempt = put_back.PutBack(body["regions"])
         compiled = attempt.compile(loaded.module)
@@ -223,12 +223,11 @@ class Oracle:
         for given in (None, loaded.draw(loaded.seed + 1)):
             expected = self._run(given)
             errors += [_error(a, b) for a, b in zip(self._run(given, compiled), expected, strict=True)]
-        places, with_gradients = list(attempt.places), None
+        missed, with_gradients = attempt.missed(body["occurrences"]), None
         if isinstance(loaded.module, torch.nn.Module):
             with_gradients = self._same_gradients(compiled)
         return {
-            "places": places,
-            "graphs": attempt.graphs,
+            "missed": missed,
             "fallbacks": attempt.fallbacks,
             "equal": {"max_relative_error": max(e for e, _ in errors), "ok": all(ok for _, ok in errors)},
             "gradients": with_gradients,

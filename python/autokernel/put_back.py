@@ -22,7 +22,8 @@ class PutBack:
     def __init__(self, regions: Sequence[dict[str, Any]]):
         self.table = [(region, _stand_in(region), ()) for region in regions]
         self.places = [0] * len(regions)
-        self.graphs = 0
+        #: For each compiled graph the nodes that gave way to a call.
+        self.replaced: list[set[str]] = []
         self.fallbacks: list[str] = []
 
     def compile(self, model: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,10 +32,23 @@ class PutBack:
         return backend.compile_model(model, backend.aot_backend(self._transform, "eager", None, self.fallbacks.append))
 
     def _transform(self, gm: fx.GraphModule, _inputs: Sequence[Any], constant: list[bool]) -> fx.GraphModule:
-        self.graphs += 1
+        before = {node.name for node in gm.graph.nodes}
         for index, count in enumerate(rewrite.apply(gm, self.table, constant)):
             self.places[index] += count
+        self.replaced.append(before - {node.name for node in gm.graph.nodes})
         return gm
+
+    def missed(self, occurrences: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+        """The regions of which a place was left as it was. A place may as well have gone to a larger region.
+
+        Graphs are compiled in the order in which they were captured.
+        """
+        replaced = [*self.replaced, set()]
+        return [
+            region["id"]
+            for (region, _, _), places in zip(self.table, occurrences, strict=True)
+            if any(not replaced[min(place["graph"], len(self.replaced))].issuperset(place["nodes"]) for place in places)
+        ]
 
 
 def _stand_in(region: dict[str, Any]) -> Callable[..., Any]:

@@ -49,10 +49,9 @@ def survey(spec: str, partition: str) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"the partition failed: {done.stderr[-500:]}")
     cut = json.loads(done.stdout)
-    back = oracle.put_back({"regions": [entry["region"] for entry in cut["regions"]]})
-    missed = [
-        entry["region"]["id"] for entry, places in zip(cut["regions"], back["places"]) if places < len(entry["occurrences"])
-    ]
+    regions, occurrences = ([entry[key] for entry in cut["regions"]] for key in ("region", "occurrences"))
+    back = oracle.put_back({"regions": regions, "occurrences": occurrences})
+    missed = back["missed"]
     fell_back = any(found["reason"].startswith("no usable ATen graph") for found in captured["breaks"])
     same = captured["equal"]["ok"] and back["equal"]["ok"] and (back["gradients"] or {"ok": True})["ok"]
     return {

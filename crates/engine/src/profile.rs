@@ -55,7 +55,7 @@ pub fn profile(
 /// What the oracle found.
 #[derive(Deserialize)]
 struct PutBack {
-    places: Vec<usize>,
+    missed: Vec<String>,
     fallbacks: Vec<String>,
     equal: Equality,
     gradients: Option<Equality>,
@@ -64,19 +64,13 @@ struct PutBack {
 /// Puts every region where a package would put its kernel; then the model must still be the model.
 fn put_back(oracle: &mut Oracle, tools: &Tools, ranked: &Ranked) -> Result<PutBackReport, EngineError> {
     let regions: Vec<_> = ranked.tasks.iter().map(|task| &task.region).collect();
-    let found: PutBack =
-        serde_json::from_value(oracle.ask(tools, "put_back", json!({ "regions": regions }))?)?;
-    let missed: Vec<String> = ranked
-        .tasks
-        .iter()
-        .zip(&found.places)
-        .filter(|(task, places)| **places < task.occurrences.len())
-        .map(|(task, _)| task.region.id.to_string())
-        .collect();
+    let occurrences: Vec<_> = ranked.tasks.iter().map(|task| &task.occurrences).collect();
+    let body = json!({ "regions": regions, "occurrences": occurrences });
+    let found: PutBack = serde_json::from_value(oracle.ask(tools, "put_back", body)?)?;
     Ok(PutBackReport {
         regions: regions.len(),
-        matched: regions.len() - missed.len(),
-        missed,
+        matched: regions.len() - found.missed.len(),
+        missed: found.missed,
         fallbacks: found.fallbacks,
         same: found.equal.ok,
         max_relative_error: found.equal.max_relative_error,

@@ -210,7 +210,7 @@ pub struct ProfileReport {
 pub struct PutBackReport {
     pub regions: usize,
     pub matched: usize,
-    /// Regions that were found in fewer places than the partition had cut them from.
+    /// Regions of which a place was left as it was.
     pub missed: Vec<String>,
     /// Why a graph ran as Dynamo gave it, without replacements.
     pub fallbacks: Vec<String>,
