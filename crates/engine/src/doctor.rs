@@ -140,7 +140,7 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
     let python = python::discover(choice.explicit.as_deref());
     check(
         "python",
-        python.as_ref().map(|found| interpreter(found)).map_err(|error| {
+        python.as_ref().map(interpreter).map_err(|error| {
             format!("{error}; `pip install torch` (2.9 or newer), --python, or --yes for an own environment")
         }),
     );
@@ -170,7 +170,7 @@ pub fn doctor(choice: &PythonChoice) -> DoctorReport {
         compiler: compiler.ok().map(|found| CompilerFacts {
             path: PathBuf::from(&found.cxx),
             version: found.version.clone(),
-            isa: found.isa.to_string(),
+            isa: found.isa.clone(),
         }),
         processor: device.as_ref().ok().map(|found| found.name.clone()),
         cores: device.as_ref().ok().map(|found| CoreFacts {
