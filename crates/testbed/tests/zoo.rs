@@ -1,5 +1,6 @@
 //! Hard cases, and some architectures as people bring them: in whole and back whole.
 //! `cargo xtask zoo` takes all of the zoo; this is the part that CI has time for.
+#![expect(clippy::expect_used, reason = "helpers of tests are not known as such")]
 
 use std::process::Command;
 
