@@ -44,7 +44,7 @@ class Unsuitable(Exception):
     """Why a kernel can't be used here; the words end up in a warning."""
 
 
-def _process_wide(name: str) -> dict:
+def process_wide(name: str) -> dict:
     """A dictionary that all copies of this runtime in one process share (each package has its own)."""
     module = sys.modules.setdefault("_autokernel_process", types.ModuleType("_autokernel_process"))
     return module.__dict__.setdefault(name, {})
@@ -55,7 +55,7 @@ def _process_wide(name: str) -> dict:
 
 def cpu_features() -> frozenset[str]:
     """The feature words of the kernel's cpuinfo (`flags` on x86-64, `Features` on aarch64)."""
-    cache = _process_wide("features")
+    cache = process_wide("features")
     if "all" not in cache:
         words: frozenset[str] = frozenset()
         try:
@@ -94,7 +94,7 @@ def _check_elf(data: bytes) -> None:
 
 def _load_runtime() -> None:
     """torch's own OpenMP and the maths library, visible to artefacts, which name neither."""
-    cache = _process_wide("runtime")
+    cache = process_wide("runtime")
     if cache:
         return
     folder = Path(torch.__file__).parent
@@ -383,7 +383,7 @@ class Kernel:
         return self._register("k", autograd=False)
 
     def _register(self, prefix: str, autograd: bool):
-        registry = _process_wide("operators")
+        registry = process_wide("operators")
         name = f"{prefix}_{self.id}"
         if registry.get(name, (self.key,))[0] != self.key:
             # Another package brought another kernel for the same region: both may live.

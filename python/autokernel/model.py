@@ -1,9 +1,9 @@
 """Loads the user's model, and draws inputs for it.
 
-A model is named ``file.py``, ``file.py:Name`` or ``package.module:Name``. Without a name, a file
-offers either ``build()``, which returns the model and its inputs, or ``Model`` with ``get_inputs`` and
-optionally ``get_init_inputs``. Inputs are a tuple or list of positional arguments, a dict of keyword
-arguments, or one tensor. All factories run under fixed seeds.
+A model is named ``file.py``, ``file.py:Name``, ``package.module:Name`` or ``program.pt2``. Without a name,
+a file offers either ``build()``, which returns the model and its inputs, or ``Model`` with ``get_inputs``
+and optionally ``get_init_inputs``. Inputs are a tuple or list of positional arguments, a dict of keyword
+arguments, a tuple of both (``((x, y), {"mask": m})``), or one tensor. All factories run under fixed seeds.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class LoadedModel:
 
 def load(spec: str, inputs: Sequence[str] = (), seed: int = 0) -> LoadedModel:
     """Imports, builds and draws. Every failure is a ``RequestError`` of a kind that the parent knows."""
+    if spec.endswith(".pt2"):
+        return _load_program(spec, inputs, seed)
     where, _, wanted = spec.rpartition(":") if ":" in spec and not spec.endswith(".py") else (spec, "", "")
     namespace, stem = (_import_file(where) if where.endswith(".py") else _import_module(where))
     with _blaming_model(where):
@@ -70,6 +72,43 @@ def load(spec: str, inputs: Sequence[str] = (), seed: int = 0) -> LoadedModel:
             built.eval()
         args, kwargs = draw(seed)
     return LoadedModel(built, args, kwargs, draw, wanted or stem, seed)
+
+
+def _load_program(path: str, inputs: Sequence[str], seed: int) -> LoadedModel:
+    """What ``torch.export.save`` wrote. Its own example is the first draw, others are made from it."""
+    if not Path(path).is_file():
+        raise RequestError("file_not_found", f"no such file: {path}")
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # noqa: BLE001: a damaged archive may fail in any way
+        message = f"{path} is no program that torch.export.load can read: {type(error).__name__}: {error}"
+        raise RequestError("no_model", message.splitlines()[0]) from error
+    with _blaming_model(path):
+        module = program.module()
+        example = program.example_inputs
+        if inputs or example is None:
+            draw = _drawing(module, inputs, None, path)
+        else:
+            def draw(wanted: int) -> Inputs:
+                given = copy_inputs((tuple(example[0]), dict(example[1])))
+                with seeded(_INPUT_STREAM + wanted):
+                    return given if wanted == seed else pytree.tree_map(_rearranged, given)
+
+        args, kwargs = draw(seed)
+    return LoadedModel(module, args, kwargs, draw, Path(path).stem, seed)
+
+
+def _rearranged(value: Any) -> Any:
+    """Another tensor out of the same elements, which are known to be in the model's domain.
+
+    What looks like a mask stays: a row with nothing left in it would give NaN.
+    """
+    if not isinstance(value, torch.Tensor) or value.numel() < 2 or value.dtype == torch.bool:
+        return value
+    if value.is_floating_point() and (not torch.isfinite(value).all() or len(torch.unique(value[..., :2])) < 3):
+        return value
+    moved = value.flatten()[torch.randperm(value.numel())].view(value.shape)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(moved)
 
 
 def flatten(outputs: Any) -> list[torch.Tensor]:
@@ -185,7 +224,14 @@ def _build_named(namespace: dict[str, Any], found: Any, given_inputs: bool, seed
     get_inputs = None if given_inputs else namespace.get("get_inputs")
     with seeded(seed):
         if isinstance(found, type):
-            args, kwargs = _as_call(namespace["get_init_inputs"]()) if callable(namespace.get("get_init_inputs")) else ((), {})
+            given = callable(namespace.get("get_init_inputs"))
+            lacking = [] if given else _required(found)
+            if lacking:
+                raise RequestError(
+                    "no_model",
+                    f"`{found.__name__}` needs {', '.join(lacking)} to be made; add `get_init_inputs()`, or name a function that makes it",
+                )
+            args, kwargs = _as_call(namespace["get_init_inputs"]()) if given else ((), {})
             return found(*args, **kwargs), get_inputs
         if isinstance(found, torch.nn.Module):
             return found, get_inputs
@@ -204,14 +250,21 @@ def _build_factory(
     return built, get_inputs
 
 
-def _required(function: Callable[..., Any]) -> bool:
+def _required(function: Callable[..., Any]) -> list[str]:
+    """The arguments without which it can't be called."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any(p.default is p.empty and p.kind in kinds for p in inspect.signature(function).parameters.values())
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
 
 
 def _as_call(inputs: Any) -> Inputs:
     if isinstance(inputs, dict):
         return (), dict(inputs)
+    if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], dict):
+        return tuple(inputs[0]), dict(inputs[1])
     if isinstance(inputs, (list, tuple)):
         return tuple(inputs), {}
     return (inputs,), {}
@@ -224,7 +277,7 @@ def _drawing(built: Callable[..., Any], specs: Sequence[str], factory: Callable[
 
         def draw(seed: int) -> Inputs:
             with seeded(_INPUT_STREAM + seed):
-                made = [(name, _random(shape, dtype, largest)) for name, shape, dtype in parsed]
+                made = [(name, _random(shape, dtype, *(limits or (0, largest)), bool(limits))) for name, shape, dtype, limits in parsed]
             return tuple(t for name, t in made if not name), {name: t for name, t in made if name}
 
         return draw
@@ -238,19 +291,24 @@ def _drawing(built: Callable[..., Any], specs: Sequence[str], factory: Callable[
     return draw_again
 
 
-def _parse_input(text: str) -> tuple[str, tuple[int, ...], torch.dtype]:
-    match = re.fullmatch(r"(?:(\w+)=)?((?:\d+(?:x\d+)*)?)(?::(\w+))?", text.strip())
+def _parse_input(text: str) -> tuple[str, tuple[int, ...], torch.dtype, tuple[float, float] | None]:
+    """Name, shape, element type, and the range of values: from the first to below the second."""
+    match = re.fullmatch(r"(?:(\w+)=)?((?:\d+(?:x\d+)*)?)(?::(\w+)(?::(-?[\d.]+?)\.\.(-?[\d.]+))?)?", text.strip())
     if match is None or (match[3] and match[3] not in _DTYPE):
-        raise RequestError("no_model", f"input `{text}` is not of the form [NAME=]1x128[:DTYPE]; element types: {', '.join(_DTYPE)}")
-    return match[1] or "", tuple(int(size) for size in match[2].split("x") if size), _DTYPE[match[3] or "float32"]
+        raise RequestError("no_model", f"input `{text}` is not of the form [NAME=]1x128[:DTYPE[:LOW..HIGH]]; element types: {', '.join(_DTYPE)}")
+    shape = tuple(int(size) for size in match[2].split("x") if size)
+    limits = (float(match[4]), float(match[5])) if match[4] else None
+    if limits is not None and not limits[0] < limits[1]:
+        raise RequestError("no_model", f"input `{text}`: the range {match[4]}..{match[5]} holds nothing")
+    return match[1] or "", shape, _DTYPE[match[3] or "float32"], limits
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, largest: int) -> torch.Tensor:
+def _random(shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float, bounded: bool) -> torch.Tensor:
     if dtype.is_floating_point:
-        return torch.randn(shape).to(dtype)
+        return (torch.rand(shape) * (high - low) + low if bounded else torch.randn(shape)).to(dtype)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape).bool()
-    return torch.randint(0, largest, shape, dtype=dtype)
+    return torch.randint(int(low), int(high), shape, dtype=dtype)
 
 
 def _index_limit(built: Any) -> int:

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils import _pytree as pytree
 
-from . import backend, graph, inputs, model, noise, region, tensors
+from . import backend, graph, inputs, model, noise, put_back, region, tensors
 from .wire import RequestError
 
 # The captured graph calls the same operators in the same element types as the model, so that most
@@ -94,7 +94,7 @@ class Oracle:
 
     def handlers(self) -> dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]:
         """The operations by name."""
-        operations = (self.load, self.capture, self.profile, self.region_inputs, self.model_truth)
+        operations = (self.load, self.capture, self.profile, self.put_back, self.region_inputs, self.model_truth)
         return {op.__name__: (lambda body, _fds, op=op: op(body)) for op in operations}
 
     def model(self) -> model.LoadedModel:
@@ -213,6 +213,38 @@ class Oracle:
                 totals.append(total)
         medians = [{"nodes": {name: statistics.median(samples) for name, samples in nodes.items()}} for nodes in times]
         return {"total_us": statistics.median(totals), "graphs": medians}
+
+    def put_back(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Puts the given regions back as their own operators; says what was not found again and whether the model is the same."""
+        loaded = self.model()
+        attempt = put_back.PutBack(body["regions"])
+        compiled = attempt.compile(loaded.module)
+        errors = []
+        for given in (None, loaded.draw(loaded.seed + 1)):
+            expected = self._run(given)
+            errors += [_error(a, b) for a, b in zip(self._run(given, compiled), expected, strict=True)]
+        missed, with_gradients = attempt.missed(body["occurrences"]), None
+        if isinstance(loaded.module, torch.nn.Module):
+            with_gradients = self._same_gradients(compiled)
+        return {
+            "missed": missed,
+            "fallbacks": attempt.fallbacks,
+            "equal": {"max_relative_error": max(e for e, _ in errors), "ok": all(ok for _, ok in errors)},
+            "gradients": with_gradients,
+        }
+
+    def _same_gradients(self, compiled: Callable[..., Any]) -> dict[str, Any] | None:
+        """The same question for the gradients; none where the model itself has none."""
+        loaded = self.model()
+        try:
+            expected = put_back.gradients(loaded.module, loaded.module, loaded.fresh_inputs())
+        except Exception:  # noqa: BLE001: many a model is made for inference only
+            return None
+        if not expected:
+            return None
+        found = put_back.gradients(compiled, loaded.module, loaded.fresh_inputs())
+        errors = [_error(a, b) if a is not None and b is not None else (0.0, (a is None) == (b is None)) for a, b in zip(found, expected)]
+        return {"max_relative_error": max(e for e, _ in errors), "ok": all(ok for _, ok in errors)}
 
     def region_inputs(self, body: dict[str, Any]) -> dict[str, Any]:
         """Writes input sets of several families with their truths and baselines."""

@@ -15,7 +15,8 @@ import torch
 
 from . import rewrite
 from .backend import aot_backend, compile_model, stock_inductor
-from .kernels import Kernel, Unsuitable, load_kernel
+from .kernels import Kernel, Unsuitable, load_kernel, process_wide
+from .loaded import compilable, original, wrap
 
 SCHEMA = "autokernel.package/1"
 FORMS = ("eager", "compile", "ours+eager", "ours+inductor")
@@ -92,30 +93,57 @@ class Package:
 
     def load(self, model, report: bool = False, form: str | None = None):
         """The model in the package's form (or another one, for comparing)."""
-        form = form or self.form
-        if os.environ.get("AUTOKERNEL_DISABLE", "") not in ("", "0"):
+        if _disabled():
             return model
-        record = Report([entry["region"]["id"] for entry in self.manifest["regions"]] if form.startswith("ours") else [])
+        form = form or self.form
+        model = original(model)
         if form == "eager":
             if report:
                 _say("autokernel: this package found nothing faster than the model as it is")
             return model
-        if form == "compile":
-            loaded = compile_model(model, stock_inductor())
+        if isinstance(model, torch.jit.ScriptModule):
+            warnings.warn("autokernel: a TorchScript model can't be traced again and runs as it is; load the module that it was made from", stacklevel=2)
+            return model
+        record = self._report(form)
+        if form == "ours+eager" and not self.kernels[0]:
+            record.problems = self.kernels[1]
             if report:
-                _say("autokernel: the model under torch.compile")
-        else:
-            kernels, record.problems = self.kernels
-            record.kernels = kernels
-            if not kernels and form == "ours+eager":
-                if report:
-                    _say(record)
-                return model
-            rest = form.partition("+")[2]
-            transform = _transform(kernels, rest, record, report)
-            loaded = compile_model(model, aot_backend(transform, rest, on_fallback=record.fallbacks.append))
-        _attach(loaded, record)
-        return loaded
+                _say(record)
+            return model
+        if form == "compile" and report:
+            _say("autokernel: the model under torch.compile")
+        compiled = compile_model(compilable(model), self._backend(form, record, report))
+        return wrap(model, compiled, lambda: record, lambda copied: self.load(copied, report, form))
+
+    def backend(self, report: bool = False, form: str | None = None):
+        """For `torch.compile(model, backend=package.backend())`: the same kernels under the user's own compile."""
+        form = form or self.form
+        record = self._report(form)
+        made = self._backend(form, record, report) if not _disabled() else None
+
+        def autokernel(gm, example_inputs, **_):
+            # As it is: what a package does that found nothing faster, and one that is switched off.
+            return gm.forward if made is None else made(gm, example_inputs)
+
+        autokernel.autokernel_report = lambda: record
+        return autokernel
+
+    def _report(self, form: str) -> Report:
+        return Report([entry["region"]["id"] for entry in self.manifest["regions"]] if form.startswith("ours") else [])
+
+    def _backend(self, form: str, record: Report, loud: bool):
+        if form == "eager":
+            return None
+        if form == "compile":
+            return stock_inductor()
+        kernels, record.problems = self.kernels
+        record.kernels = kernels
+        rest = form.partition("+")[2]
+        return aot_backend(_transform(kernels, rest, record, loud), rest, on_fallback=record.fallbacks.append)
+
+
+def _disabled() -> bool:
+    return os.environ.get("AUTOKERNEL_DISABLE", "") not in ("", "0")
 
 
 def _transform(kernels: list[Kernel], rest: str, record: Report, loud: bool):
@@ -134,9 +162,37 @@ def _transform(kernels: list[Kernel], rest: str, record: Report, loud: bool):
     return transform
 
 
-def _attach(loaded, record: Report) -> None:
-    # Past nn.Module's own __setattr__: a compiled module hands attributes on to the user's module.
-    object.__setattr__(loaded, "autokernel_report", lambda: record)
+def register(folder: str | os.PathLike) -> None:
+    """Makes `torch.compile(model, backend="autokernel")` use the kernels of this folder, beside those of
+    every other package that was imported in this process; where two know a region, the first one's stays.
+    """
+    known = process_wide("packages")
+    known.setdefault(str(Path(folder).resolve()), None)
+    if "backend" in process_wide("registered"):
+        return
+    process_wide("registered")["backend"] = _imported
+    torch._dynamo.register_backend(_imported, name="autokernel")
+
+
+def _imported(gm, example_inputs, **_):
+    """The backend `"autokernel"`: all imported packages at the moment of the compilation."""
+    if _disabled():
+        return gm.forward
+    folders = process_wide("packages")
+    for folder in [folder for folder, package in folders.items() if package is None]:
+        try:
+            folders[folder] = open_package(folder)
+        except (OSError, ValueError, KeyError) as error:
+            warnings.warn(f"autokernel: the package {folder} is left out ({error})", stacklevel=2)
+            del folders[folder]
+    packages = list(folders.values())
+    kernels = list({kernel.id: kernel for package in reversed(packages) for kernel in package.kernels[0]}.values())
+    forms = {package.form for package in packages}
+    if not kernels and forms <= {"eager"}:
+        return gm.forward
+    rest = "inductor" if forms & {"compile", "ours+inductor"} else "eager"
+    record = Report([kernel.id for kernel in kernels])
+    return aot_backend(_transform(kernels, rest, record, False), rest)(gm, example_inputs)
 
 
 def _say(text: object) -> None:

@@ -90,8 +90,9 @@ class _Index:
 class _Search:
     """The attempt to lay a pattern over the graph, with an undo list."""
 
-    def __init__(self, pattern: _Pattern, index: _Index, taken: set):
+    def __init__(self, pattern: _Pattern, index: _Index, taken: set, exact: bool):
         self.pattern = pattern
+        self.exact = exact
         self.index = index
         self.taken = taken
         self.bound: list[fx.Node | None] = [None] * len(pattern.nodes)
@@ -204,7 +205,10 @@ class _Search:
     def closed(self) -> bool:
         """Whether nothing outside reads an inner node, no path leaves and returns, and nothing is changed in place between."""
         for which, node in enumerate(self.bound):
-            if which not in self.pattern.outputs and any(user not in self.inverse for user in node.users):
+            read = any(user not in self.inverse for user in node.users)
+            if which not in self.pattern.outputs and read:
+                return False
+            if which in self.pattern.outputs and self.exact and not read:
                 return False
         position = self.index.position
         first = min(position[node] for node in self.bound)
@@ -293,8 +297,12 @@ def _literal(arg):
     return (str(arg), "")
 
 
-def find(gm: fx.GraphModule, region: dict) -> list[Match]:
-    """Every place where the region stands, in graph order; places do not overlap."""
+def find(gm: fx.GraphModule, region: dict, exact: bool = False) -> list[Match]:
+    """Every place where the region stands, in graph order; places do not overlap.
+
+    `exact` leaves out places where nothing reads one of the region's outputs: a region without that
+    output, if there is one, fits them better.
+    """
     pattern = _Pattern(region)
     index = _Index(gm)
     wanted = {node["op"] for node in pattern.nodes}
@@ -304,7 +312,7 @@ def find(gm: fx.GraphModule, region: dict) -> list[Match]:
     matches: list[Match] = []
     taken: set[fx.Node] = set()
     for node in index.by_op[pattern.nodes[anchor]["op"]]:
-        search = _Search(pattern, index, taken)
+        search = _Search(pattern, index, taken, exact)
         if search.bind(anchor, node) and search.complete() and None not in search.inputs:
             matches.append(Match(region, list(search.bound), list(search.inputs)))
             taken.update(search.bound)
@@ -399,17 +407,18 @@ def apply(gm: fx.GraphModule, table, constant=None) -> list[int]:
     """Replaces every place of each `(region, target, constant_inputs)`; returns how many each got.
 
     Regions of more nodes come first: a small one may stand inside a larger one, and would break it.
-
     `constant[i]` says whether placeholder `i` is a parameter or buffer. A place where one of a
     region's `constant_inputs` is anything else is left alone.
     """
     fixed = set(gm.graph.find_nodes(op="get_attr"))
     fixed.update(node for node, flag in zip(gm.graph.find_nodes(op="placeholder"), constant or ()) if flag)
     counts = [0] * len(table)
-    for which in sorted(range(len(table)), key=lambda which: -len(table[which][0]["nodes"])):
-        region, target, needs = table[which]
-        places = [match for match in find(gm, region) if all(match.inputs[index] in fixed for index in needs)]
-        counts[which] = sum(replace(gm, match, target) for match in places)
+    largest_first = sorted(range(len(table)), key=lambda which: -len(table[which][0]["nodes"]))
+    for exact in (True, False):
+        for which in largest_first:
+            region, target, needs = table[which]
+            places = [match for match in find(gm, region, exact) if all(match.inputs[index] in fixed for index in needs)]
+            counts[which] += sum(replace(gm, match, target) for match in places)
     if any(counts):
         gm.graph.lint()
         gm.recompile()

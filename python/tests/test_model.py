@@ -3,6 +3,7 @@
 import contextlib
 import io
 import unittest
+from pathlib import Path
 
 import support
 import torch
@@ -54,6 +55,53 @@ class Loading(unittest.TestCase):
                 self.assertFalse(torch.equal(a, b))
         self.assertIn("scale", model.load(f"{path}:factory").kwargs)
 
+    def test_positional_and_keyword_inputs_together(self):
+        path = support.write_model(NETWORK + "def both():\n    return Model(), ((torch.randn(2, 8),), {'scale': torch.randn(8)})\n")
+        loaded = model.load(f"{path}:both")
+        self.assertEqual((len(loaded.args), list(loaded.kwargs)), (1, ["scale"]))
+        # Two positional inputs of which one is a dict are no such pair.
+        self.assertEqual(model._as_call([(1,), {"a": 2}]), (((1,), {"a": 2}), {}))
+
+    def test_ranges_of_inputs(self):
+        path = support.write_model(NETWORK)
+        loaded = model.load(f"{path}:function", ["4000:int64:5..9", "4000:float32:-2.5..-1"])
+        ids, values = loaded.args
+        self.assertEqual(sorted(set(ids.tolist())), [5, 6, 7, 8])
+        self.assertTrue(-2.5 <= values.min() < -2.4 and -1.1 < values.max() <= -1)
+        for bad in ("4:int64:9..5", "4:int64:5", "4:int64:a..b"):
+            with self.assertRaisesRegex(RequestError, "LOW..HIGH|holds nothing"):
+                model.load(f"{path}:function", [bad])
+
+    def program(self, *example, **kwargs):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.GELU()).eval()
+        path = Path(support.write_model("")).with_suffix(".pt2")
+        torch.export.save(torch.export.export(net, example, **kwargs), str(path))
+        return net, str(path)
+
+    def test_exported_programs(self):
+        x = torch.randn(4, 8)
+        net, path = self.program(x)
+        oracle = Oracle()
+        self.assertEqual(oracle.load({"model": path})["name"], Path(path).stem)
+        self.assertTrue(torch.equal(oracle.loaded.args[0], x), "the first draw is the program's own example")
+        self.assertTrue(oracle.capture({})["equal"]["ok"])
+        torch.testing.assert_close(oracle.loaded.run()[0], net(x))
+        (other,) = oracle.loaded.draw(1)[0]
+        self.assertFalse(torch.equal(other, x))
+        self.assertTrue(torch.equal(other.flatten().sort()[0], x.flatten().sort()[0]))
+        # A program with a free batch takes inputs that the user names.
+        _, path = self.program(x, dynamic_shapes=({0: torch.export.Dim("batch")},))
+        self.assertEqual(model.load(path, ["7x8"]).run()[0].shape, (7, 8))
+
+    def test_what_is_no_program(self):
+        path = str(Path(support.write_model("not a zip")).with_suffix(".pt2"))
+        for kind in ("file_not_found", "no_model"):
+            with self.assertRaises(RequestError) as caught, self.assertNoLogs("autokernel"):
+                model.load(path)
+            self.assertEqual(caught.exception.kind, kind)
+            Path(path).write_text("not a zip")
+
     def test_models_that_write_to_their_inputs(self):
         text = "import torch\ndef build():\n    def f(x):\n        x.add_(1)\n        return x * 2\n    return f, [torch.zeros(3)]\n"
         oracle = Oracle()
@@ -101,6 +149,44 @@ class Errors(unittest.TestCase):
         self.assertEqual(self.kind(build.format("(lambda x: x / 0 * 0)")).kind, "non_finite")
         self.assertEqual(self.kind(build.format("(lambda x: x + torch.rand(4))")).kind, "not_deterministic")
         self.assertEqual(self.kind(NETWORK, ":Model", inputs=["3*8"]).kind, "no_model")
+
+    def test_a_class_that_needs_arguments(self):
+        text = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width, *, depth):\n        super().__init__()\n"
+        error = self.kind(text, ":Net", inputs=["3x8"])
+        self.assertEqual(error.kind, "no_model")
+        self.assertRegex(str(error), "`Net` needs width, depth.*get_init_inputs")
+
+    def test_a_model_that_raises_on_its_second_call(self):
+        text = """
+import torch
+class Once(torch.nn.Module):
+    used = False
+    def forward(self, x):
+        if self.used:
+            raise RuntimeError("only once")
+        self.used = True
+        return x * 2
+def build():
+    return Once(), [torch.randn(4)]
+"""
+        error = self.kind(text)
+        self.assertEqual(error.kind, "model_raises")
+        self.assertIn("only once", str(error))
+
+    def test_a_model_whose_state_is_in_its_output(self):
+        text = """
+import torch
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+def build():
+    return Counting(), [torch.randn(4)]
+"""
+        self.assertEqual(self.kind(text).kind, "not_deterministic")
 
     def test_graph_breaks_are_named(self):
         text = """

@@ -108,6 +108,49 @@ class Rewrite(unittest.TestCase):
         self.assertEqual(len(found), 1)
         self.assertEqual([node.name for node in found[0].inputs], ["x_1", "q_1", "p_1"])
 
+    def test_a_place_goes_to_the_region_that_fits_it_exactly(self):
+        # The same work, once with the sum read by somebody else and once not: two regions.
+        def read(a, b):
+            total = torch.tanh(a * 2) + b
+            return total, torch.exp(total * 3)
+
+        def inner(a, b):
+            return read(a, b)[1]
+
+        a, b = torch.randn(2, 4, 4)
+        regions = [hm.make_region(read, [a, b]), hm.make_region(inner, [a, b])]
+
+        def work(a, b):
+            total, first = read(a, b)
+            return inner(first + total, b)
+
+        stand_in = [lambda a, b: read(a, b), lambda a, b: inner(a, b)]
+        for number, one in enumerate(stand_in):
+            one.__module__, one.__name__, one.__qualname__ = "handmade", f"s{number}", f"s{number}"
+        for order in ((0, 1), (1, 0)):
+            gm = self.trace(work, a, b)
+            counts = rewrite.apply(gm, [(regions[i], stand_in[i], ()) for i in order])
+            self.assertEqual(counts, [1, 1], order)
+            torch.testing.assert_close(gm(a, b), work(a, b))
+        # Alone, the wider one serves both.
+        gm = self.trace(work, a, b)
+        self.assertEqual(rewrite.apply(gm, [(regions[0], stand_in[0], ())]), [2])
+        torch.testing.assert_close(gm(a, b), work(a, b))
+
+    def test_a_region_that_stands_inside_another(self):
+        def inner(a):
+            return torch.tanh(a * 2)
+
+        def outer(a, b):
+            return torch.exp(inner(a) + b)
+
+        a, b = torch.randn(2, 4, 4)
+        regions = [hm.make_region(inner, [a]), hm.make_region(outer, [a, b])]
+        gm = self.trace(lambda a, b: inner(outer(a, b)), a, b)
+        counts = rewrite.apply(gm, [(regions[0], torch.sin, ()), (regions[1], torch.add, ())])
+        self.assertEqual(counts, [1, 1])
+        torch.testing.assert_close(gm(a, b), torch.sin(torch.add(a, b)))
+
     def test_a_path_that_leaves_and_returns(self):
         def apart(a, b):
             return torch.exp(a), torch.sin(b)

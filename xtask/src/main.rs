@@ -1,7 +1,9 @@
 //! Developer tasks. `cargo xtask tidy` checks the house rules; the same rules run as a test.
 //! `cargo xtask calibrate` measures how often the judge is right on this machine (an hour or two).
+//! `cargo xtask zoo` takes many models through capture, partition and put-back.
 
 mod tidy;
+mod zoo;
 
 use std::path::Path;
 use std::process::Command;
@@ -10,10 +12,12 @@ use anyhow::{Context, Result, bail};
 
 fn main() -> Result<()> {
     let root = tidy::root()?;
-    match std::env::args().nth(1).as_deref() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
         Some("tidy") => tidy::run(&root),
         Some("calibrate") => calibrate(&root),
-        other => bail!("unknown task {other:?}; there are: tidy, calibrate"),
+        Some("zoo") => zoo::run(&root, &arguments[1..]),
+        other => bail!("unknown task {other:?}; there are: tidy, calibrate, zoo"),
     }
 }
 

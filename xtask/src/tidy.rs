@@ -19,7 +19,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("agent", &["core"]),
     ("engine", &["core", "search", "store", "worker", "judge", "agent"]),
     ("cli", &["core", "store", "engine", "worker", "agent"]),
-    ("testbed", &["worker"]),
+    ("testbed", &["core", "search", "worker"]),
 ];
 
 /// Names of layers and models: a search agent that knows one is a list of patterns, not a compiler.

@@ -34,19 +34,31 @@ pub(crate) struct PythonArguments {
     /// Interpreter that can import the model; default: $AUTOKERNEL_PYTHON, the active environment, .venv, python3.
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
-    /// Make an own environment with torch (about 6 GB on disk) when no usable one is found.
+    /// Make an own environment with torch when no usable one is found (about 1.5 GB on disk with a CPU build, which is
+    /// tried first where there is no NVIDIA device; about 6 GB otherwise).
     #[arg(long)]
     pub(crate) yes: bool,
+    /// A package that the model needs, as pip names it; repeatable. It is put into a light environment over the
+    /// interpreter, which itself is not changed.
+    #[arg(long, value_name = "PACKAGE", value_parser = requirement)]
+    pub(crate) with: Vec<String>,
+}
+
+fn requirement(text: &str) -> Result<String, String> {
+    let known = autokernel_worker::python::is_requirement(text);
+    known.then(|| text.to_owned()).ok_or_else(|| "name a package, such as timm or timm==1.0".to_owned())
 }
 
 /// Which model.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArguments {
-    /// `file.py` (with Model, get_inputs and get_init_inputs, or build()), `file.py:Name`, or `package.module:factory`.
+    /// `file.py` (with Model, get_inputs and get_init_inputs, or build()), `file.py:Name`, `package.module:factory`,
+    /// or `program.pt2` of torch.export.
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
-    /// An input's shape and element type, such as 1x128:int64; once for each positional input.
-    #[arg(long = "input", value_name = "SHAPE:DTYPE", value_parser = autokernel_engine::parse_input)]
+    /// An input's shape, element type and range of values, such as 1x128:int64:0..512; once for each input, in order,
+    /// or by name as in mask=1x128:bool.
+    #[arg(long = "input", value_name = "[NAME=]SHAPE[:DTYPE[:LOW..HIGH]]", value_parser = autokernel_engine::parse_input)]
     pub(crate) inputs: Vec<String>,
     /// Threads of the model and of every kernel [default: all cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -82,6 +94,9 @@ pub(crate) enum Command {
     Profile {
         #[command(flatten)]
         model: ModelArguments,
+        /// Also put every region back as its own operators, and see whether outputs and gradients are the model's.
+        #[arg(long)]
+        check: bool,
     },
     /// Measure every claim of a package again, side by side, on this machine.
     Bench {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use autokernel_agent::mcp::serve_stdio;
 use autokernel_agent::{Answer, Attempt, Desk, DeskError, Proof};
 use autokernel_engine::{
-    Brief, DeskSession, ModelSpec, OptimizeOptions, PythonChoice, Tools, bench, brief, doctor, is_running,
-    judge_file, optimize, playbook, profile, replay, resume,
+    Brief, DeskSession, ModelSpec, OptimizeOptions, PutBackReport, PythonChoice, Tools, bench, brief, doctor,
+    is_running, judge_file, optimize, playbook, profile, replay, resume,
 };
 use autokernel_store::{RunStatus, Store};
 use serde::Serialize;
@@ -29,7 +29,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
             let tools = Tools::find(&choice, model.threads.map(usize::from), &mut lines)?;
             let options = OptimizeOptions {
                 model: spec(&model),
-                python: model.python.python.clone(),
+                // With packages on top the run belongs to the environment that has them.
+                python: if choice.with.is_empty() {
+                    model.python.python.clone()
+                } else {
+                    Some(tools.interpreter.path.clone())
+                },
                 budget_s: budget.as_secs(),
                 out,
                 threads: tools.threads,
@@ -46,10 +51,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
             let report = resume(&choice(&python), &mut store, &run, &mut lines)?;
             show(format, &report, tables::optimize)
         }
-        Command::Profile { model } => {
+        Command::Profile { model, check } => {
             let tools = Tools::find(&choice(&model.python), model.threads.map(usize::from), &mut lines)?;
-            let report = profile(&tools, &spec(&model), model.seed, &mut lines)?;
-            show(format, &report, tables::profile)
+            let report = profile(&tools, &spec(&model), model.seed, check, &mut lines)?;
+            let holds = report.put_back.as_ref().is_none_or(PutBackReport::holds);
+            show(format, &report, tables::profile)?;
+            if holds { Ok(()) } else { Err(Failure::not_confirmed()) }
         }
         Command::Bench { package, model, python } => {
             let tools = Tools::find(&choice(&python), None, &mut lines)?;
@@ -153,7 +160,7 @@ fn open_store() -> Result<Store, Failure> {
 }
 
 fn choice(python: &PythonArguments) -> PythonChoice {
-    PythonChoice { explicit: python.python.clone(), may_make: python.yes }
+    PythonChoice { explicit: python.python.clone(), may_make: python.yes, with: python.with.clone() }
 }
 
 fn spec(model: &ModelArguments) -> ModelSpec {

@@ -242,7 +242,7 @@ fn python_help(error: &PythonError) -> &'static str {
 fn model_help(kind: &str, interpreter: &str) -> String {
     match kind {
         "file_not_found" => "check the path; MODEL is `file.py`, `file.py:Name` or `package.module:factory`".to_owned(),
-        "import_error" => format!("install what is missing into {interpreter}, or name another interpreter with --python"),
+        "import_error" => format!("install what is missing into {interpreter}, name another interpreter with --python, or let autokernel add it with --with PACKAGE"),
         "no_model" => "the file needs a class `Model` with `get_inputs()` and `get_init_inputs()`, or a function `build()` that returns (module, inputs); or name one with `file.py:Name --input 1x128:int64`".to_owned(),
         "non_finite" => "the model gives NaN or infinity on its own example inputs; there is no right answer to hold a kernel against".to_owned(),
         "not_deterministic" => "two equal calls gave different outputs: switch off dropout and other randomness (`model.eval()`), or fix the seed inside".to_owned(),

@@ -4,7 +4,8 @@ use std::io::Write;
 
 use autokernel_core::verdict::Interval;
 use autokernel_engine::{
-    BenchReport, DeviceReport, FormReport, OptimizeReport, ProfileReport, RegionReport, Versions,
+    BenchReport, DeviceReport, FormReport, OptimizeReport, ProfileReport, PutBackReport, RegionReport,
+    Versions,
 };
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
@@ -158,6 +159,25 @@ pub(crate) fn profile(report: &ProfileReport) {
     }
     line(&format!("\n{left}"));
     line(&format!("\nAt most {:.2}x can be won in these regions.", report.model.winnable));
+    if let Some(found) = &report.put_back {
+        put_back(found);
+    }
+}
+
+fn put_back(found: &PutBackReport) {
+    let outputs = if found.same { "outputs are the model's" } else { "OUTPUTS DIFFER" };
+    let gradients = match found.same_gradients {
+        None => "it has no gradients",
+        Some(true) => "gradients too",
+        Some(false) => "GRADIENTS DIFFER",
+    };
+    line(&format!(
+        "Put back: matched {} of {} regions, {outputs} (error {:.1e}), {gradients}.",
+        found.matched, found.regions, found.max_relative_error
+    ));
+    for reason in &found.fallbacks {
+        line(&format!("  a graph runs as it was: {reason}"));
+    }
 }
 
 /// The result of `bench`.

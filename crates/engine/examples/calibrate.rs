@@ -30,7 +30,7 @@ fn main() -> Result<ExitCode> {
         return Ok(autokernel_worker::child_main(&arguments[2..]));
     }
     let (options, out) = read(&arguments[1..])?;
-    let choice = PythonChoice { explicit: Some(interpreter().path), may_make: false };
+    let choice = PythonChoice { explicit: Some(interpreter().path), ..PythonChoice::default() };
     let tools = Tools::find(&choice, None, &mut Lines)?;
     let mut failed = None;
     let mut keep = |calibration: &Calibration| {

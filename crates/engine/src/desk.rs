@@ -96,8 +96,7 @@ impl DeskSession {
     }
 
     fn choice(&self, options: &OptimizeOptions) -> PythonChoice {
-        let explicit = self.choice.explicit.clone().or_else(|| options.python.clone());
-        PythonChoice { explicit, may_make: self.choice.may_make }
+        self.choice.or(options.python.as_ref())
     }
 
     /// Parses a file for a region; what can be said without loading a model is said here.

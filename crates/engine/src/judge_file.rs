@@ -72,10 +72,7 @@ pub fn judge_file(
     if let Err(error) = check_region(&file, &task.region) {
         return Ok(report(&rejected(Stage::Parse, error.to_string())));
     }
-    let choice = PythonChoice {
-        explicit: choice.explicit.clone().or_else(|| options.python.clone()),
-        may_make: choice.may_make,
-    };
+    let choice = choice.or(options.python.as_ref());
     let tools = Tools::find(&choice, Some(options.threads), observer)?;
     let scratch = scratch()?;
     observer.observe(&Event::Stage { what: format!("loading {}", options.model.spec) });

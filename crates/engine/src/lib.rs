@@ -29,7 +29,7 @@ pub use brief::{Brief, brief};
 pub use calibrate::{CalibrateOptions, Calibration, Comparison, Durations, Series, calibrate};
 pub use certificate::{CERTIFICATE_SCHEMA, Certificate, Claim};
 pub use desk::{DeskSession, playbook};
-pub use doctor::{Check, DoctorReport, doctor};
+pub use doctor::{CacheFacts, Check, CompilerFacts, CoreFacts, DoctorReport, Facts, PythonFacts, doctor};
 pub use error::{EngineError, full_message};
 pub use event::{EVENT_SCHEMA, Event, Observer, Silent};
 pub use interrupt::interrupt;
@@ -41,6 +41,6 @@ pub use profile::profile;
 pub use replay::{ReplayReport, replay};
 pub use report::{
     Baseline, Break, CandidateCounts, Cost, DeviceReport, FormReport, LeftReport, ModelReport,
-    OptimizeReport, ProfileReport, RegionReport, Seconds, Speedups, Spread, Versions,
+    OptimizeReport, ProfileReport, PutBackReport, RegionReport, Seconds, Speedups, Spread, Versions,
 };
 pub use session::{PythonChoice, Tools};

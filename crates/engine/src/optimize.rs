@@ -68,10 +68,7 @@ pub fn resume(
     if let (RunStatus::Finished, Some(result)) = (row.status, row.result) {
         return Ok(serde_json::from_value(result)?);
     }
-    let choice = PythonChoice {
-        explicit: choice.explicit.clone().or_else(|| options.python.clone()),
-        may_make: choice.may_make,
-    };
+    let choice = choice.or(options.python.as_ref());
     let tools = Tools::find(&choice, Some(options.threads), observer)?;
     go(&tools, &options, store, &row.id, observer)
 }

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
-    /// `file.py`, `file.py:Name` or `package.module:factory`; a file's path is absolute.
+    /// `file.py`, `file.py:Name`, `package.module:factory` or `program.pt2`; a file's path is absolute.
     pub spec: String,
-    /// `1x128:int64` for each positional input.
+    /// `1x128:int64` or `1x128:int64:0..512` for each input; `NAME=` before it for keyword arguments.
     pub inputs: Vec<String>,
 }
 
@@ -42,7 +42,8 @@ impl ModelSpec {
 
     /// A short name for runs and folders: `llama_block` for `examples/llama_block.py`.
     pub fn stem(&self) -> String {
-        let stem = match self.file().and_then(Path::file_stem) {
+        let program = Some(Path::new(&self.spec)).filter(|path| path.extension().is_some_and(|e| e == "pt2"));
+        let stem = match self.file().or(program).and_then(Path::file_stem) {
             Some(stem) => &*stem.to_string_lossy(),
             None => self.spec.rsplit(['/', ':', '.']).next().unwrap_or("model"),
         };
@@ -111,19 +112,30 @@ pub fn parse_budget(text: &str) -> Result<Duration, String> {
 const INPUT_TYPES: [&str; 10] =
     ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"];
 
-/// Checks `[NAME=]1x128[:DTYPE]`; the bridge reads it again where the tensors are made.
+/// Checks `[NAME=]1x128[:DTYPE[:LOW..HIGH]]`; the bridge reads it again where the tensors are made.
 pub fn parse_input(text: &str) -> Result<String, String> {
     let (name, rest) = text.split_once('=').map_or((None, text), |(name, rest)| (Some(name), rest));
-    let (shape, dtype) = rest.split_once(':').map_or((rest, None), |(shape, dtype)| (shape, Some(dtype)));
+    let mut parts = rest.split(':');
+    let (shape, dtype, range, more) =
+        (parts.next().unwrap_or_default(), parts.next(), parts.next(), parts.next());
     let word = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
     let size = |size: &str| size.bytes().all(|b| b.is_ascii_digit()) && size.parse::<u32>().is_ok();
-    if !name.is_none_or(word) || !(shape.is_empty() || shape.split('x').all(size)) {
-        return Err("write [NAME=]SHAPE[:DTYPE], such as 1x128:int64".to_owned());
+    if more.is_some() || !name.is_none_or(word) || !(shape.is_empty() || shape.split('x').all(size)) {
+        return Err("write [NAME=]SHAPE[:DTYPE[:LOW..HIGH]], such as 1x128:int64:0..512".to_owned());
     }
     match dtype {
         Some(dtype) if !INPUT_TYPES.contains(&dtype) => {
-            Err(format!("unknown element type `{dtype}`; there are {}", INPUT_TYPES.join(", ")))
+            return Err(format!("unknown element type `{dtype}`; there are {}", INPUT_TYPES.join(", ")));
         }
+        _ => {}
+    }
+    let number = |text: &str| text.parse::<f64>().ok().filter(|value| value.is_finite());
+    let limits = range.map(|range| {
+        let (low, high) = range.split_once("..")?;
+        Some((number(low)?, number(high)?)).filter(|(low, high)| low < high)
+    });
+    match limits {
+        Some(None) => Err("a range is LOW..HIGH with LOW below HIGH, which itself is left out".to_owned()),
         _ => Ok(text.to_owned()),
     }
 }
@@ -144,10 +156,25 @@ mod tests {
 
     #[test]
     fn inputs() {
-        for good in ["1x128:int64", "1x128", ":float32", "mask=2x3:bool", "7"] {
+        for good in
+            ["1x128:int64", "1x128", ":float32", "mask=2x3:bool", "7", "2:int64:0..512", "2:float32:-0.5..1"]
+        {
             assert_eq!(parse_input(good).as_deref(), Ok(good));
         }
-        for bad in ["x", "1x", "1xa", "1x2:float31", "=2", "a b=2", "1,2", "99999999999"] {
+        for bad in [
+            "x",
+            "1x",
+            "1xa",
+            "1x2:float31",
+            "=2",
+            "a b=2",
+            "1,2",
+            "99999999999",
+            "2:int64:5..5",
+            "2:int64:5",
+            "2:int64:a..b",
+            "2:int64:0..9:1",
+        ] {
             assert!(parse_input(bad).is_err(), "{bad}");
         }
     }
@@ -159,6 +186,7 @@ mod tests {
         assert_eq!(stem("/a/b c.py:Net"), "b_c");
         assert_eq!(stem("/home/u/.pyenv/m/net.v2.py:Net"), "net_v2");
         assert_eq!(stem("package.module:factory"), "factory");
+        assert_eq!(stem("/a/exported.pt2"), "exported");
         assert_eq!(stem(""), "model");
     }
 }

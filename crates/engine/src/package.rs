@@ -22,6 +22,7 @@ const RUNTIME: &[&str] = &[
     "backend.py",
     "graph.py",
     "kernels.py",
+    "loaded.py",
     "package.py",
     "region.py",
     "rewrite.py",

@@ -199,6 +199,33 @@ pub struct ProfileReport {
     pub regions: Vec<RegionReport>,
     /// Operators outside any region, with their share of the time and why they are left alone.
     pub left: Vec<LeftReport>,
+    /// With `--check`: whether the model is the same with every region put back.
+    pub put_back: Option<PutBackReport>,
+}
+
+/// Regions put back as their own operators, where a package would have its kernels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct PutBackReport {
+    pub regions: usize,
+    pub matched: usize,
+    /// Regions of which a place was left as it was.
+    pub missed: Vec<String>,
+    /// Why a graph ran as Dynamo gave it, without replacements.
+    pub fallbacks: Vec<String>,
+    /// Outputs on two draws of inputs.
+    pub same: bool,
+    pub max_relative_error: f64,
+    /// Gradients of all parameters; null where the model has none.
+    pub same_gradients: Option<bool>,
+}
+
+impl PutBackReport {
+    /// Whether the model came back whole, with every region in every place.
+    pub fn holds(&self) -> bool {
+        self.same && self.same_gradients != Some(false) && self.missed.is_empty() && self.fallbacks.is_empty()
+    }
 }
 
 /// An operator that stays as it is.

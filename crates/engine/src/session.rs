@@ -9,7 +9,7 @@ use autokernel_core::plan::Device;
 use autokernel_judge::{JudgeError, LOCK_PATIENCE, MachineLock};
 use autokernel_worker::device::DeviceFacts;
 use autokernel_worker::python::{self, Interpreter, Peer};
-use autokernel_worker::sandbox;
+use autokernel_worker::sandbox::{self, SandboxReport};
 use autokernel_worker::toolchain::Toolchain;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -54,6 +54,15 @@ pub struct PythonChoice {
     pub explicit: Option<PathBuf>,
     /// Whether an environment of our own may be made when none is usable.
     pub may_make: bool,
+    /// Packages that the model needs on top; they go into a light environment of our own.
+    pub with: Vec<String>,
+}
+
+impl PythonChoice {
+    /// The same, with the interpreter of an earlier command where none is named now.
+    pub(crate) fn or(&self, python: Option<&PathBuf>) -> Self {
+        Self { explicit: self.explicit.clone().or_else(|| python.cloned()), ..self.clone() }
+    }
 }
 
 impl Tools {
@@ -111,19 +120,34 @@ impl Tools {
 
 /// How children are confined here, or why they can't be.
 pub(crate) fn confinement() -> Result<String, String> {
-    let report = sandbox::probe();
-    match report.problem {
+    confinement_of(&sandbox::probe())
+}
+
+/// The same for what was found already.
+pub(crate) fn confinement_of(report: &SandboxReport) -> Result<String, String> {
+    match &report.problem {
         None if report.self_test => {
             let user =
                 if report.uid_drop { format!(", as user {}", report.child_uid) } else { String::new() };
             Ok(format!("landlock {} and seccomp{user}; the self-test passed", report.landlock_abi))
         }
         None => Err("the self-test of a confined child failed".to_owned()),
-        Some(problem) => Err(problem),
+        Some(problem) => Err(problem.clone()),
     }
 }
 
 fn find_interpreter(choice: &PythonChoice, observer: &mut dyn Observer) -> Result<Interpreter, EngineError> {
+    let base = find_base(choice, observer)?;
+    if choice.with.is_empty() {
+        return Ok(base);
+    }
+    let what = format!("adding {} in an environment over {}", choice.with.join(", "), base.path.display());
+    observer.observe(&Event::Stage { what });
+    let note = &mut |line: &str| observer.observe(&Event::Note { what: line.to_owned() });
+    Ok(python::with_packages(&base, &choice.with, note)?)
+}
+
+fn find_base(choice: &PythonChoice, observer: &mut dyn Observer) -> Result<Interpreter, EngineError> {
     let missing = match python::discover(choice.explicit.as_deref()) {
         Ok(interpreter) => return Ok(interpreter),
         Err(error) => error,
@@ -225,11 +249,16 @@ pub(crate) fn spawn_trusted(tools: &Tools, role: &str, scratch: &Path) -> Result
 
 /// Compiled baselines are kept between runs; candidates never see this folder.
 fn inductor_cache() -> PathBuf {
+    cache_root().join("inductor")
+}
+
+/// What can be made again at any time.
+pub(crate) fn cache_root() -> PathBuf {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("XDG_CACHE_HOME")
         .or_else(|| set("HOME").map(|home| home.join(".cache")))
         .unwrap_or_else(std::env::temp_dir)
-        .join("autokernel/inductor")
+        .join("autokernel")
 }
 
 /// A folder for everything that a command needs only while it runs. It vanishes with the command;

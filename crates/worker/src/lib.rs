@@ -7,6 +7,7 @@
 pub mod admission;
 mod child;
 pub mod device;
+pub mod gpu;
 pub mod memory;
 pub mod python;
 pub mod roles;

@@ -136,6 +136,32 @@ fn doctor_says_what_is_missing() {
 }
 
 #[test]
+fn doctor_tells_what_there_is_and_no_secret() {
+    let home = folder("doctor_facts");
+    std::fs::write(home.join("something"), [0; 4096]).unwrap();
+    let mut command = program_with_python(&home);
+    command.env("MISTRAL_API_KEY", "the-secret-itself").env_remove("COHERE_API_KEY");
+    // Where no driver is to be found there is no GPU, whatever this machine has.
+    command.env("PATH", "/usr/bin:/bin").args(["doctor", "--format", "json"]);
+    let outcome = run(command).expect(0);
+    assert!(!outcome.told().contains("the-secret-itself"), "{}", outcome.told());
+    let report = outcome.json();
+    let facts = &report["facts"];
+    assert_eq!(facts["keys"]["MISTRAL_API_KEY"], true);
+    assert_eq!(facts["keys"]["COHERE_API_KEY"], false);
+    assert!(report["text"].as_str().unwrap().contains("MISTRAL_API_KEY"));
+    assert!(facts["python"]["torch"].is_string() && facts["compiler"]["version"].is_string(), "{facts}");
+    assert!(facts["cores"]["usable"].as_u64().unwrap() >= 1);
+    assert!(facts["gpus"].is_array());
+    assert!(facts["copy_gb_per_s"].as_object().unwrap().len() >= 3);
+    assert_eq!(facts["sandbox"]["self_test"], true);
+    let runs = &facts["caches"][0];
+    assert_eq!(runs["path"], home.display().to_string().as_str());
+    assert_eq!(runs["bytes"], 4096);
+    assert!(facts["leaves"][0].as_str().unwrap().starts_with("Nothing of your model"));
+}
+
+#[test]
 fn models_that_cannot_be_used() {
     let home = folder("bad_models");
     let cases: &[(&str, &str, &str, &[&str], &str)] = &[

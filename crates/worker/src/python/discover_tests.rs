@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use tempfile::TempDir;
 
 use super::discover::{Interpreter, PythonError, Source, Surroundings, ask, probe};
-use super::environment::make;
+use super::environment::{Contents, Lean, is_requirement, make, make_with, seen_by};
 use super::peer_tests::python;
 
 /// A machine with nothing on it but what a test puts there.
@@ -193,4 +194,83 @@ fn a_full_disk_and_a_strangers_folder_are_refused() {
     fs::write(mine.join("thesis.tex"), "").unwrap();
     assert!(make_empty(&mine, 0).0.is_err());
     assert!(mine.join("thesis.tex").exists());
+}
+
+#[test]
+fn a_small_build_is_tried_first_and_is_no_condition() {
+    let root = tempfile::tempdir().unwrap();
+    let ready = |dir: &Path| ask(&dir.join("bin/python"), false, Duration::from_mins(1)).map(drop);
+    let attempt = |name: &str, requirements: &str| {
+        let mut lines = Vec::new();
+        // Nobody listens on the discard port of this machine.
+        let lean = Lean { requirements, index: "http://127.0.0.1:9/simple", bytes: 1_000 };
+        let contents = Contents { requirements: "# nothing\n", bytes: 2_000_000, lean: Some(lean), see: &[] };
+        let dir = root.path().join(name);
+        make_with(Some(python()), &dir, &contents, &ready, &mut |line| lines.push(line.to_owned())).unwrap();
+        lines.join("\n")
+    };
+    let told = attempt("without", "no-such-package-of-ours==1\n");
+    assert!(
+        told.contains("can't be had from http://127.0.0.1:9") && told.contains("default build"),
+        "{told}"
+    );
+    let told = attempt("with", "# nothing is a small build of nothing\n");
+    assert!(!told.contains("can't be had"), "{told}");
+}
+
+#[test]
+fn packages_come_on_top_of_a_base() {
+    let root = tempfile::tempdir().unwrap();
+    let base = root.path().join("base packages");
+    fs::create_dir(&base).unwrap();
+    fs::write(base.join("only_in_the_base.py"), "").unwrap();
+    let contents = Contents {
+        requirements: &format!("# nothing\n{}pip>=1\n", "# keep: "),
+        bytes: 1_000,
+        lean: None,
+        see: std::slice::from_ref(&base),
+    };
+    let dir = root.path().join("with");
+    let ready = |dir: &Path| {
+        let output = Command::new(dir.join("bin/python"))
+            .args(["-I", "-c", "import only_in_the_base, sys; print(sys.prefix)"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout).unwrap())
+    };
+    let prefix = make_with(Some(python()), &dir, &contents, &ready, &mut |_| {}).unwrap();
+    assert_eq!(seen_by(&dir), [base]);
+    assert_eq!(Path::new(prefix.trim()).canonicalize().unwrap(), dir.canonicalize().unwrap());
+}
+
+#[test]
+fn two_processes_make_one_environment() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("env");
+    let makers: Vec<_> = (0..2)
+        .map(|_| {
+            let dir = dir.clone();
+            std::thread::spawn(move || make_empty(&dir, 1_000))
+        })
+        .collect();
+    let told: Vec<String> = makers
+        .into_iter()
+        .map(|maker| {
+            let (made, lines) = maker.join().unwrap();
+            assert_eq!(made.unwrap(), dir);
+            lines.join("\n")
+        })
+        .collect();
+    assert_eq!(told.iter().filter(|lines| lines.contains("making /")).count(), 1, "{told:?}");
+}
+
+#[test]
+fn what_pip_would_take_for_an_option_is_no_package() {
+    for good in ["timm", "timm==1.0.31", "torchvision>=0.20,<1", "a[b]", "pkg@https://example.org/a.whl"] {
+        assert!(is_requirement(good), "{good}");
+    }
+    for bad in ["", "-r", "--index-url=x", "./folder", "a b", "a\n-r b", "a;$(b)", "#a"] {
+        assert!(!is_requirement(bad), "{bad}");
+    }
 }

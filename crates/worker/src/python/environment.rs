@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,8 +27,12 @@ const LOCK: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/autokernel/requirements.txt"));
 /// The list in the environment's folder; also says that the folder is ours to remove.
 const MARKER: &str = "autokernel-requirements.txt";
-/// Disk space that the environment takes while it is made.
+/// Disk space that the environment takes while it is made; a CUDA build of torch comes with CUDA's libraries.
 pub const ENVIRONMENT_BYTES: u64 = 7_000_000_000;
+/// The same with a CPU build of torch.
+pub const CPU_ENVIRONMENT_BYTES: u64 = 1_800_000_000;
+/// PyTorch's own index of CPU builds; the default index has CUDA builds only (on x86-64 Linux).
+const CPU_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 /// The oldest Python that the lock has versions for.
 const OLDEST_BASE: (u32, u32) = (3, 10);
 /// Longest download and installation.
@@ -53,16 +58,104 @@ pub fn make_environment_from(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Interpreter, PythonError> {
     let ready = |dir: &Path| probe_fully(dir).map(|found| Interpreter { source: Source::Own, ..found });
-    make(base, dir, LOCK, ENVIRONMENT_BYTES, &ready, progress)
+    let torch: String = LOCK
+        .lines()
+        .filter(|line| line.starts_with("torch=="))
+        .fold(String::new(), |a, line| a + line + "\n");
+    let lean = (!has_nvidia_device()).then_some(Lean {
+        requirements: &torch,
+        index: CPU_INDEX,
+        bytes: CPU_ENVIRONMENT_BYTES,
+    });
+    let contents = Contents { requirements: LOCK, bytes: ENVIRONMENT_BYTES, lean, see: &[] };
+    make_with(base, dir, &contents, &ready, progress)
 }
 
-/// Builds beside the final place and renames, under a lock: what stands under the final name is
-/// always complete, and two processes never build the same.
+/// Whether there is an NVIDIA device with a driver; nothing of CUDA is loaded to find out.
+pub fn has_nvidia_device() -> bool {
+    ["/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+}
+
+/// What goes into an environment.
+pub(super) struct Contents<'a> {
+    /// pip's list.
+    pub(super) requirements: &'a str,
+    /// Room that it takes.
+    pub(super) bytes: u64,
+    /// What is tried before the list.
+    pub(super) lean: Option<Lean<'a>>,
+    /// Folders of packages that the environment sees besides its own.
+    pub(super) see: &'a [PathBuf],
+}
+
+/// A smaller build of a part of the list, from another index. Where that does not answer, the list is taken.
+pub(super) struct Lean<'a> {
+    pub(super) requirements: &'a str,
+    pub(super) index: &'a str,
+    /// Room for the environment with it.
+    pub(super) bytes: u64,
+}
+
+/// An interpreter that has `packages` (as pip names them) on top of everything that `base` has. The
+/// environment of `base` is not touched; the new one is light, and is kept for the next time.
+pub fn with_packages(
+    base: &Interpreter,
+    packages: &[String],
+    progress: &mut dyn FnMut(&str),
+) -> Result<Interpreter, PythonError> {
+    let mut list: Vec<&str> = packages.iter().map(String::as_str).collect();
+    list.sort_unstable();
+    list.dedup();
+    // What torch was tested with stays: an extra package may not bring another one.
+    let list = format!("{}\n{KEEP}torch=={}\n", list.join("\n"), base.torch);
+    let identity = format!("{list}{}\n{}\n", base.path.display(), base.python);
+    let name = format!("with-{}", &blake3::hash(identity.as_bytes()).to_hex()[..16]);
+    let home = user_folder("XDG_DATA_HOME", ".local/share").ok_or_else(|| PythonError::Environment {
+        step: "choice of a folder",
+        output: "there is no home folder to put an environment in".into(),
+    })?;
+    let dir = home.join("autokernel").join(name);
+    // Its own folder, which may name others, and the one in which torch lies.
+    let mut see: Vec<PathBuf> = own_packages(&base.prefix).into_iter().collect();
+    see.extend(base.torch_lib.ancestors().nth(2).map(Path::to_owned));
+    see.dedup();
+    let contents = Contents { requirements: &list, bytes: WITH_BYTES, lean: None, see: &see };
+    let ready = |dir: &Path| probe_fully(dir).map(|found| Interpreter { source: base.source, ..found });
+    make_with(Some(&base.path), &dir, &contents, &ready, progress)
+}
+
+/// Room for what `--with` adds; most packages take a small part of it.
+const WITH_BYTES: u64 = 500_000_000;
+/// The list of those folders, in the environment's folder.
+const SEES: &str = "autokernel-sees.txt";
+/// Marks lines of a list that pip gets as constraints.
+const KEEP: &str = "# keep: ";
+
+/// Whether pip would take `text` for a package, and not for an option or a file of its own.
+pub fn is_requirement(text: &str) -> bool {
+    let first = text.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
+    first && text.chars().all(|c| c.is_ascii_graphic()) && !text.contains(['#', '\\', '\'', '"', '$', '`'])
+}
+
+/// An environment of what one list says.
+#[cfg(test)]
 pub(super) fn make<T>(
     base: Option<&Path>,
     dir: &Path,
     requirements: &str,
     bytes: u64,
+    ready: &dyn Fn(&Path) -> Result<T, PythonError>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<T, PythonError> {
+    make_with(base, dir, &Contents { requirements, bytes, lean: None, see: &[] }, ready, progress)
+}
+
+/// Builds beside the final place and renames, under a lock: what stands under the final name is
+/// always complete, and two processes never build the same.
+pub(super) fn make_with<T>(
+    base: Option<&Path>,
+    dir: &Path,
+    contents: &Contents<'_>,
     ready: &dyn Fn(&Path) -> Result<T, PythonError>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<T, PythonError> {
@@ -81,10 +174,11 @@ pub(super) fn make<T>(
         }
     }
     clear_place(dir, &fresh).map_err(io_error("old environment"))?;
+    let bytes = contents.lean.as_ref().map_or(contents.bytes, |lean| lean.bytes);
     check_space(parent, bytes)?;
     let base = base_interpreter(base)?;
     progress(&format!("making {} ({:.1} GB) with {}", dir.display(), bytes as f64 / 1e9, base.display()));
-    let made = fill(&base, &fresh, requirements, progress).and_then(|()| {
+    let made = fill(&base, &fresh, contents, progress).and_then(|()| {
         relocate(&fresh, dir).map_err(io_error("scripts of the environment"))?;
         fs::rename(&fresh, dir).map_err(io_error("environment folder"))
     });
@@ -171,7 +265,7 @@ fn base_interpreter(given: Option<&Path>) -> Result<PathBuf, PythonError> {
 fn fill(
     base: &Path,
     fresh: &Path,
-    requirements: &str,
+    contents: &Contents<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), PythonError> {
     let mut venv = Command::new(base);
@@ -183,12 +277,63 @@ fn fill(
         step: "venv",
         output: "there is no Python in the new environment".into(),
     })?;
-    let list = fresh.join(MARKER);
-    fs::write(&list, requirements).map_err(io_error("requirements"))?;
-    let mut pip = Command::new(python);
-    pip.args(["-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "-r"]).arg(&list);
-    step(pip, PIP_LIMIT, progress)
+    if !contents.see.is_empty() {
+        let folders = contents.see.iter().map(|folder| folder.display().to_string());
+        let (mut lines, mut names) = (String::new(), String::new());
+        for folder in folders {
+            // A line of such a file that begins with `import` is run.
+            let _ = writeln!(lines, "import site; site.addsitedir({folder:?})");
+            let _ = writeln!(names, "{folder}");
+        }
+        let file = own_packages(fresh)?.join("autokernel-base.pth");
+        fs::write(file, lines).map_err(io_error("path of the base"))?;
+        fs::write(fresh.join(SEES), names).map_err(io_error("path of the base"))?;
+    }
+    let write = |name: &str, text: &str| {
+        let file = fresh.join(name);
+        fs::write(&file, text).map_err(io_error("requirements")).map(|()| file)
+    };
+    let pip = || {
+        let mut pip = Command::new(&python);
+        pip.args(["-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]);
+        pip
+    };
+    if let Some(lean) = &contents.lean {
+        let mut first = pip();
+        first.args(["--index-url", lean.index, "--timeout", "15", "--retries", "1", "-r"]);
+        first.arg(write("autokernel-lean.txt", lean.requirements)?);
+        if let Err(output) = step(first, PIP_LIMIT, progress) {
+            progress(&format!(
+                "the small CPU build can't be had from {} ({}); taking the default build ({:.1} GB)",
+                lean.index,
+                last_lines(&output, 1),
+                contents.bytes as f64 / 1e9
+            ));
+            check_space(fresh, contents.bytes)?;
+        }
+    }
+    let list = write(MARKER, contents.requirements)?;
+    let mut rest = pip();
+    let kept: Vec<&str> = contents.requirements.lines().filter_map(|line| line.strip_prefix(KEEP)).collect();
+    if !kept.is_empty() {
+        rest.arg("-c").arg(write("autokernel-kept.txt", &kept.join("\n"))?);
+    }
+    rest.arg("-r").arg(&list);
+    step(rest, PIP_LIMIT, progress)
         .map_err(|output| PythonError::Environment { step: "pip", output: pip_advice(&output) })
+}
+
+/// What an environment of ours sees besides its own packages: a confined Python has to read it too.
+pub(super) fn seen_by(environment: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string(environment.join(SEES)).unwrap_or_default();
+    text.lines().map(PathBuf::from).collect()
+}
+
+/// The folder of an environment's own packages.
+fn own_packages(environment: &Path) -> Result<PathBuf, PythonError> {
+    let lib = fs::read_dir(environment.join("lib")).map_err(io_error("new environment"))?;
+    let found = lib.flatten().map(|entry| entry.path().join("site-packages")).find(|path| path.is_dir());
+    found.ok_or_else(|| io_error("new environment")(io::ErrorKind::NotFound.into()))
 }
 
 /// Runs one step and passes its lines on; the error is the end of what it printed.

@@ -9,7 +9,7 @@ mod discover;
 mod environment;
 mod output;
 mod peer;
-mod process;
+pub(crate) mod process;
 mod spawn;
 
 #[cfg(test)]
@@ -19,6 +19,9 @@ mod peer_tests;
 
 pub use bridge::{bridge_dir, bridge_files};
 pub use discover::{Interpreter, PythonError, Source, discover, probe, probe_fully};
-pub use environment::{ENVIRONMENT_BYTES, make_environment, make_environment_from, own_environment};
+pub use environment::{
+    CPU_ENVIRONMENT_BYTES, ENVIRONMENT_BYTES, has_nvidia_device, is_requirement, make_environment,
+    make_environment_from, own_environment, with_packages,
+};
 pub use peer::{Exit, Peer, PeerError};
 pub use spawn::spawn;

@@ -272,7 +272,7 @@ fn exit_of(status: ExitStatus) -> Option<Exit> {
 
 /// Runs a command to its end, or kills its group at the deadline (then the answer is `None`).
 /// `sink` gets what it prints as it comes: stream (1 or 2) and bytes.
-pub(super) fn run(
+pub(crate) fn run(
     mut command: Command,
     limit: Duration,
     sink: &mut dyn FnMut(u8, &[u8]),

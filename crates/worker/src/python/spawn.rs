@@ -13,6 +13,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::bridge::bridge_dir;
 use super::discover::Interpreter;
+use super::environment::seen_by;
 use super::output::Output;
 use super::peer::{Peer, PeerError, io_error, socket_pair};
 use super::process::{Process, die_with_parent};
@@ -133,6 +134,7 @@ fn needed_paths(interpreter: &Interpreter, bridge: &Path) -> Vec<PathBuf> {
     // The site folder: torch's dependencies lie beside it, perhaps outside the prefix.
     paths.extend(interpreter.torch_lib.ancestors().nth(2).map(Path::to_owned));
     paths.extend(interpreter.path.canonicalize().ok());
+    paths.extend(seen_by(&interpreter.prefix));
     paths.extend(env::var_os("PYTHONPATH").iter().flat_map(env::split_paths));
     paths.retain(|path| path.is_absolute() && path.exists());
     paths.sort();
