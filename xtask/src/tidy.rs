@@ -20,6 +20,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("engine", &["core", "search", "store", "worker", "judge", "agent"]),
     ("cli", &["core", "store", "engine", "worker", "agent"]),
     ("testbed", &["worker"]),
+    ("corpus", &["core", "engine", "worker", "testbed"]),
 ];
 
 /// Names of layers and models: a search agent that knows one is a list of patterns, not a compiler.

@@ -14,7 +14,7 @@ use crate::event::{Event, Observer};
 use crate::options::ModelSpec;
 use crate::session::{Oracle, Tools, scratch};
 use crate::tasks::rank;
-use crate::trial::{Baselines, Places, Terms, Tried, judge, stage, verdict, winner_of};
+use crate::trial::{Baselines, Places, Terms, Tried, judge, random_seed, stage_under, verdict, winner_of};
 
 /// Parameter points that are screened at most before the verdict of the fastest.
 const MOST_POINTS: usize = 24;
@@ -68,11 +68,21 @@ impl<'a> Court<'a> {
         Ok(rank(&mut self.oracle, self.tools, &self.capture)?.tasks)
     }
 
-    /// Inputs and truth for a task, under a fresh seed of the operating system's.
-    pub fn stage(&mut self, task: &Task, observer: &mut dyn Observer) -> Result<Sitting<'_>, EngineError> {
+    /// A fresh seed of the operating system's. It is drawn apart from [`Court::stage`] to be logged.
+    pub fn seed() -> Result<u64, EngineError> {
+        random_seed()
+    }
+
+    /// Inputs and truth for a task. No kernel file may have a say in the seed, or see it.
+    pub fn stage(
+        &mut self,
+        task: &Task,
+        seed: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<Sitting<'_>, EngineError> {
         let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch.path())?.keep();
         crate::session::open_to_children(&folder)?;
-        let judged = stage(&mut self.oracle, self.tools, task, &folder, observer)?;
+        let judged = stage_under(seed, &mut self.oracle, self.tools, task, &folder, observer)?;
         let (tools, scratch) = (self.tools, self.scratch.path());
         Ok(Sitting { tools, task: task.clone(), judge: judge(tools), judged, scratch, folder })
     }
