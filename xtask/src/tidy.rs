@@ -21,6 +21,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cli", &["core", "store", "engine", "worker", "agent"]),
     ("testbed", &["worker"]),
     ("corpus", &["core", "engine", "worker", "testbed"]),
+    ("fuzz", &["core", "worker", "judge"]),
 ];
 
 /// Names of layers and models: a search agent that knows one is a list of patterns, not a compiler.

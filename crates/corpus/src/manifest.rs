@@ -96,8 +96,7 @@ impl Manifest {
         compare(&root.join("fixtures/exploits"), exploits.collect(), &mut faults)?;
         let honest = self.honest.keys().map(|name| format!("{name}.cpp"));
         compare(&root.join("fixtures/honest"), honest.collect(), &mut faults)?;
-        let mut rows: BTreeMap<String, bool> =
-            self.absent.keys().map(|row| (row.clone(), false)).collect();
+        let mut rows: BTreeMap<String, bool> = self.absent.keys().map(|row| (row.clone(), false)).collect();
         for (name, exploit) in &self.exploits {
             let row = row_of(name);
             if rows.insert(row.clone(), true) == Some(false) && self.absent.contains_key(&row) {
@@ -108,7 +107,9 @@ impl Manifest {
             }
         }
         let wanted: BTreeSet<String> = (1..=ROWS).map(|row| format!("E{row:02}")).collect();
-        faults.extend(wanted.iter().filter(|row| !rows.contains_key(*row)).map(|row| format!("{row} is missing")));
+        faults.extend(
+            wanted.iter().filter(|row| !rows.contains_key(*row)).map(|row| format!("{row} is missing")),
+        );
         faults.extend(rows.keys().filter(|row| !wanted.contains(*row)).map(|row| format!("{row} is no row")));
         let tasks = self.exploits.values().map(|e| &e.task).chain(self.honest.values().map(|h| &h.task));
         for task in tasks.collect::<BTreeSet<_>>() {
@@ -163,7 +164,8 @@ mod tests {
         good.absent.insert("E65".into(), "no such row".into());
         good.honest.insert("not_there".into(), Honest { task: "nor_this".into(), open: None });
         let faults = good.faults(root).unwrap().join("\n");
-        for part in ["E08 is missing", "E65 is no row", "not_there.cpp does not exist", "no model `nor_this`"] {
+        for part in ["E08 is missing", "E65 is no row", "not_there.cpp does not exist", "no model `nor_this`"]
+        {
             assert!(faults.contains(part), "{part}\n{faults}");
         }
     }

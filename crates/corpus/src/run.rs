@@ -61,7 +61,8 @@ pub fn run(
     let (mut seeds, mut files) = (vec![], vec![]);
     for (name, trials) in by_task {
         let model = ModelSpec::new(&task_file(root, name).display().to_string(), vec![]);
-        let mut court = Court::open(&tools, &model, 0, &mut Silent).with_context(|| format!("task {name}"))?;
+        let mut court =
+            Court::open(&tools, &model, 0, &mut Silent).with_context(|| format!("task {name}"))?;
         let task = only_task(name, court.tasks()?)?;
         for round in 0..options.rounds.max(1) {
             let seed = match options.seed {

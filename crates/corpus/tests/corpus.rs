@@ -43,7 +43,12 @@ fn judged_rightly(say: &mut (dyn FnMut(&str) + Send)) -> Result<(), String> {
     }
     let wrong = report.files.iter().filter(|file| format!("{:?}", file.outcome) != "Right");
     let lines: Vec<String> = wrong
-        .map(|file| format!("{:?}: {} on {} (round {}): {} {}", file.outcome, file.file, file.task, file.round, file.got, file.reason))
+        .map(|file| {
+            format!(
+                "{:?}: {} on {} (round {}): {} {}",
+                file.outcome, file.file, file.task, file.round, file.got, file.reason
+            )
+        })
         .collect();
     Err(format!("{}\nseeds: {:?}", lines.join("\n"), report.seeds))
 }
