@@ -7,9 +7,9 @@ use autokernel_core::contract::{Contract, Limits};
 use autokernel_core::dtype::Dtype;
 use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::Verdict;
-use autokernel_judge::evidence::{
-    EVIDENCE_SCHEMA, Evidence, Facts, Preliminary, Process, Round, decide, next_pairs,
-};
+use autokernel_judge::Record;
+use autokernel_judge::decide::{decide, next_pairs};
+use autokernel_judge::evidence::{EVIDENCE_SCHEMA, Evidence, Facts, Preliminary, Process, Round};
 use autokernel_judge::metrics::Metrics;
 use autokernel_judge::round::Protocol;
 use serde_json::{Value, json};
@@ -42,7 +42,9 @@ const WORDS: &[&str] = &[
 fn seeds() -> Result<Vec<Vec<u8>>> {
     let mut seeds = vec![];
     for (pairs, speedup) in [(6, 1.2), (10, 0.8), (16, 1.005), (3, 1.0)] {
-        seeds.push(serde_json::to_vec(&evidence(pairs, speedup)?)?);
+        let evidence = evidence(pairs, speedup)?;
+        seeds.push(serde_json::to_vec(&evidence)?);
+        seeds.push(Record::new(evidence)?.print().into_bytes());
     }
     Ok(seeds)
 }
@@ -69,11 +71,13 @@ fn evidence(pairs: usize, speedup: f64) -> Result<Evidence> {
         facts: Facts { subject: "0123".into(), environment: BTreeMap::new(), ..Facts::default() },
         seed: "00".repeat(32).parse()?,
         protocol: Protocol::default(),
-        schedule: Schedule::report(),
+        schedule: Schedule::confirm(),
         contract: Contract { limits: vec![Limits::for_dtype(Dtype::F32, 1)], deterministic: true },
         baselines: vec![Preliminary { name: "eager".into(), us: Some(100.0) }],
         baseline: "eager".into(),
         candidate: "ours".into(),
+        family: 1,
+        discarded: vec![],
         rounds: (0..pairs).map(round).collect(),
         worst: vec![Metrics { ratio: 1.0, element: 2.0, centred: 1e-7 }],
         failure: None,
@@ -123,11 +127,19 @@ fn bend(value: &mut Value, random: &mut Random) {
 }
 
 fn check(input: &[u8]) -> Result<bool, String> {
+    if let Ok(record) = Record::parse(input) {
+        // Untouched where it counts, for the digest holds.
+        let decided = record.replay().map_err(|error| error.to_string())?;
+        rule(decided == record.decided, "a record whose digest holds decides as it says")?;
+        return Ok(true);
+    }
     let Ok(evidence) = serde_json::from_slice::<Evidence>(input) else { return Ok(false) };
     let _ = next_pairs(&evidence);
     let Ok(decided) = decide(&evidence) else { return Ok(false) };
-    let again = decide(&evidence).map_err(|error| error.to_string())?;
-    rule(format!("{decided:?}") == format!("{again:?}"), "evidence decides the same twice")?;
+    let kept = Record::new(evidence.clone()).map_err(|error| error.to_string())?.print();
+    let read = Record::parse(kept.as_bytes()).map_err(|error| format!("broken rule: {error}"))?;
+    let again = read.replay().map_err(|error| error.to_string())?;
+    rule(decided == again && read.evidence == evidence, "what is stored is read and decided the same")?;
     if let Verdict::Faster { speedup } = &decided.verdict {
         rule(evidence.failure.is_none(), "a candidate that is out is not faster")?;
         rule(speedup.low > 1.0 && speedup.low <= speedup.value, "faster means an interval above 1")?;
