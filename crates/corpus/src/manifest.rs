@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use autokernel_core::kernel_file::Language;
+use autokernel_core::kernel_file::{KernelFile, Language};
 use autokernel_core::verdict::Stage;
 use serde::Deserialize;
 
@@ -101,6 +101,13 @@ impl Manifest {
             let row = row_of(name);
             if rows.insert(row.clone(), true) == Some(false) && self.absent.contains_key(&row) {
                 faults.push(format!("{row} is called absent, and `{name}` is there"));
+            }
+            let path = root.join("fixtures/exploits").join(exploit_file(name, exploit));
+            if exploit.language.is_some() && path.is_file() {
+                // Nothing runs it here; at least its header must be one.
+                if let Err(error) = KernelFile::parse(&fs_err::read_to_string(path)?) {
+                    faults.push(format!("`{name}`: {error}"));
+                }
             }
             if exploit.stages.is_empty() != exploit.fake_speed {
                 faults.push(format!("`{name}`: either stages, or fake_speed"));

@@ -63,7 +63,7 @@ pub fn run(
         let model = ModelSpec::new(&task_file(root, name).display().to_string(), vec![]);
         let mut court =
             Court::open(&tools, &model, 0, &mut Silent).with_context(|| format!("task {name}"))?;
-        let task = only_task(name, court.tasks()?)?;
+        let task = only_task(name, court.tasks())?;
         for round in 0..options.rounds.max(1) {
             let seed = match options.seed {
                 // The bridge's generators take 63 bits.

@@ -8,22 +8,25 @@ use autokernel_core::plan::check_region;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_judge::{Judge, JudgedTask, ScreenOutcome, Screened};
+use autokernel_search::partition::partition;
 
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::options::ModelSpec;
-use crate::session::{Oracle, Tools, scratch};
-use crate::tasks::rank;
+use crate::session::{Capture, Oracle, Tools, scratch};
 use crate::trial::{Baselines, Places, Terms, Tried, judge, random_seed, stage_under, verdict, winner_of};
 
 /// Parameter points that are screened at most before the verdict of the fastest.
 const MOST_POINTS: usize = 24;
 
+/// What a region takes in [`Court::tasks`], in microseconds. The judge scales its watchdog with it.
+const NOMINAL_US: f64 = 1000.0;
+
 /// A captured model whose regions can be staged.
 pub struct Court<'a> {
     tools: &'a Tools,
     oracle: Oracle,
-    capture: crate::session::Capture,
+    capture: Capture,
     scratch: tempfile::TempDir,
 }
 
@@ -63,9 +66,13 @@ impl<'a> Court<'a> {
         Ok(Self { tools, oracle, capture, scratch })
     }
 
-    /// Profiles the model: its tasks, most to be won first.
-    pub fn tasks(&mut self) -> Result<Vec<Task>, EngineError> {
-        Ok(rank(&mut self.oracle, self.tools, &self.capture)?.tasks)
+    /// The model's tasks in the order of its graph, each with [`NOMINAL_US`] as PyTorch's time: nothing is
+    /// measured, so these can be judged by and not ranked by.
+    pub fn tasks(&self) -> Vec<Task> {
+        let tasks = partition(&self.capture.graphs).regions.into_iter().map(|(region, occurrences)| {
+            Task::new(region, occurrences, NOMINAL_US, NOMINAL_US, self.tools.device.rates())
+        });
+        tasks.collect()
     }
 
     /// A fresh seed of the operating system's. It is drawn apart from [`Court::stage`] to be logged.
