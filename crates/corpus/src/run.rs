@@ -52,12 +52,16 @@ pub fn run(
 ) -> Result<Report> {
     let start = Instant::now();
     let (trials, skipped) = trials(root, manifest, &options.only)?;
-    skipped.iter().for_each(|line| say(&format!("skipped: {line}")));
+    for line in &skipped {
+        say(&format!("skipped: {line}"));
+    }
     let interpreter = autokernel_testbed::prepare()?;
     let choice = PythonChoice { explicit: Some(interpreter.path), may_make: false };
     let tools = Tools::find(&choice, None, &mut Silent)?;
     let mut by_task: BTreeMap<&str, Vec<&Trial>> = BTreeMap::new();
-    trials.iter().for_each(|trial| by_task.entry(&trial.task).or_default().push(trial));
+    for trial in &trials {
+        by_task.entry(&trial.task).or_default().push(trial);
+    }
     let (mut seeds, mut files) = (vec![], vec![]);
     for (name, trials) in by_task {
         let model = ModelSpec::new(&task_file(root, name).display().to_string(), vec![]);

@@ -62,7 +62,7 @@ fn make(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
             0 => field.copy_from_slice(&random.pick(&EDGES).to_le_bytes()[..width]),
             1 => field[0] ^= 1 << random.below(8),
             2 => field[0] = field[0].wrapping_add(8),
-            _ => field.copy_from_slice(&random.next().to_le_bytes()[..width]),
+            _ => field.copy_from_slice(&random.number().to_le_bytes()[..width]),
         }
     }
     bytes

@@ -32,6 +32,7 @@ const WORDS: &[&str] = &[
     "\0\0\0\u{1}",
 ];
 
+#[expect(clippy::unnecessary_wraps, reason = "of one form with targets whose seeds have to be built")]
 fn seeds() -> Result<Vec<Vec<u8>>> {
     let messages = [
         r#"{"ready":{"uid":65534,"landlock_abi":6}}"#,
