@@ -17,8 +17,8 @@ use autokernel_core::contract::Limits;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Fault, Metric, Place, capped};
-use crate::source::{Logical, Tensor, decode, overflow, tiny};
-use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, Truth, TruthError, open};
+use crate::source::{Kind, Logical, Tensor, decode, overflow, tiny};
+use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, TensorFile, Truth, TruthError, agreed, open};
 
 /// The cap on the centred error applies where an honest one is at most this share of it.
 const WELL_CONDITIONED: f64 = 0.25;
@@ -105,7 +105,7 @@ impl<'a> Comparer<'a> {
         output: usize,
         candidate: Tensor<'_>,
     ) -> Result<Comparison, TruthError> {
-        let truth_set = &self.truth.sets()[set];
+        let truth_set = &self.truth.all()[set];
         let truth = &truth_set.outputs[output];
         let place = Subject { output, family: &truth_set.family, truth };
         if candidate.meta.dtype != truth.meta.dtype || candidate.meta.shape != truth.meta.shape {
@@ -155,6 +155,50 @@ pub fn digest(candidate: Tensor<'_>) -> Result<Digest, TruthError> {
         start += count;
     }
     Ok(*hasher.finalize().as_bytes())
+}
+
+/// How far an fp64 form of a function is from the truth, in the units of [`Metrics`]; infinite where
+/// one of both is no number. `None` for exact outputs, which have no fp64 form.
+pub(crate) fn displacement(output: &OutputTruth, form: &TensorFile) -> Result<Option<Metrics>, TruthError> {
+    let Some(scale) = &output.scale else { return Ok(None) };
+    let rule = Rule {
+        unit: output.meta.dtype.unit_roundoff().unwrap_or(0.0),
+        tiny: tiny(output.meta.dtype),
+        overflow: overflow(output.meta.dtype),
+        element: f64::INFINITY,
+        scale,
+    };
+    let (mut sums, mut chunk, mut bytes) = (Sums::default(), Chunk::default(), vec![]);
+    let (numel, mut start) = (output.meta.numel(), 0);
+    open(&output.truth, |truths| {
+        open(form, |forms| {
+            open(output.noise.as_ref().unwrap_or(&output.truth), |noises| {
+                while start < numel {
+                    let count = CHUNK.min(numel - start) as usize;
+                    truths.read(start, count, &mut bytes)?;
+                    decode(output.truth.dtype, &bytes, &mut chunk.r);
+                    forms.read(start, count, &mut bytes)?;
+                    decode(form.dtype, &bytes, &mut chunk.c);
+                    chunk.s.clear();
+                    match &output.noise {
+                        Some(noise) => {
+                            noises.read(start, count, &mut bytes)?;
+                            decode(noise.dtype, &bytes, &mut chunk.s);
+                        }
+                        None => chunk.s.resize(count, 0.0),
+                    }
+                    rule.chunk(start, &chunk, &mut sums);
+                    start += count as u64;
+                }
+                Ok(())
+            })
+        })
+    })?;
+    if sums.bad > 0 {
+        return Ok(Some(Metrics { ratio: f64::INFINITY, element: f64::INFINITY, centred: 0.0 }));
+    }
+    let rms = if sums.count > 0 { (sums.square / sums.count as f64).sqrt() } else { 0.0 };
+    Ok(Some(Metrics { ratio: rms / scale.yardstick, element: sums.worst, centred: 0.0 }))
 }
 
 /// What is compared, for messages.
@@ -386,8 +430,14 @@ impl Rule<'_> {
         for (i, (r, c)) in run.r.iter().zip(run.c).enumerate() {
             let at = at + i as u64;
             let b = run.b.map_or(*r, |b| b[i]);
-            let kinds = [self.kind(*r), self.kind(b)];
-            let kind = self.kind(*c);
+            if self.scale.only_where_agreed && !agreed(*r, b, self.unit, self.overflow, self.element) {
+                continue;
+            }
+            if self.scale.may_overflow && Kind::of(*c, self.overflow) != Kind::Finite {
+                continue;
+            }
+            let kinds = [Kind::of(*r, self.overflow), Kind::of(b, self.overflow)];
+            let kind = Kind::of(*c, self.overflow);
             let aim = if kinds[0] == Kind::Finite { *r } else { b };
             if kind != Kind::Finite || !kinds.contains(&Kind::Finite) {
                 if !kinds.contains(&kind) {
@@ -407,24 +457,6 @@ impl Rule<'_> {
             }
         }
     }
-
-    /// What `value` is once rounded to the output's type.
-    fn kind(&self, value: f64) -> Kind {
-        if value.is_nan() {
-            Kind::Nan
-        } else if value.abs() < self.overflow {
-            Kind::Finite
-        } else {
-            Kind::Infinite(value > 0.0)
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Finite,
-    Nan,
-    Infinite(bool),
 }
 
 #[cfg(test)]

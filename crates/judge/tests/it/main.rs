@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test, though the compiler is not told so")]
 
 mod kernels;
+mod panel;
 mod python;
 mod task;
 
@@ -71,7 +72,7 @@ fn honest_kernels_are_ranked(world: &World) {
     for (name, body) in HONEST {
         let screened = world.ranked(&kernel(body));
         assert!(screened.us > 0.0 && screened.samples.len() >= 3, "{name}");
-        assert_eq!(screened.checked.families.len(), world.task.truth.sets().len());
+        assert_eq!(screened.checked.families.len(), world.task.truth.all().len());
         let worst = screened.checked.worst[0];
         assert!(worst.ratio > 0.0 && worst.ratio < 4.0, "{name}: {worst:?}");
     }
@@ -129,6 +130,7 @@ const TESTS: &[Test] = &[
     ("parse_and_admission_come_first", parse_and_admission_come_first),
     ("a_time_that_nothing_can_beat_goes_to_audit", a_time_that_nothing_can_beat_goes_to_audit),
     ("reasons_say_where_but_not_what", reasons_say_where_but_not_what),
+    ("honest_kernels_pass_and_mutants_do_not", |_| panel::honest_kernels_pass_and_mutants_do_not()),
     ("a_model_is_compared_with_its_stand_ins", |_| python::a_model_is_compared_with_its_stand_ins()),
 ];
 
