@@ -2,24 +2,21 @@
 
 use std::fmt::Write;
 
-use autokernel_core::kernel_file::{KernelFile, Params};
-use autokernel_core::plan::check_region;
+use autokernel_core::kernel_file::Params;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::{Interval, Stage, Verdict};
-use autokernel_judge::{ScreenOutcome, Screened};
+use autokernel_judge::Screened;
 use autokernel_store::{NewCandidate, Store};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::court::{Court, fastest, read_file, refused};
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::hunt::describe;
 use crate::options::OptimizeOptions;
-use crate::session::{Oracle, PythonChoice, Tools, scratch};
-use crate::trial::{Baselines, Places, Terms, judge, stage, verdict, winner_of};
-
-/// Parameter points that `judge` screens at most before the verdict of the fastest.
-const MOST_POINTS: usize = 24;
+use crate::session::{PythonChoice, Tools};
+use crate::trial::Baselines;
 
 /// `autokernel.judge/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -64,71 +61,45 @@ pub fn judge_file(
     let options: OptimizeOptions = serde_json::from_value(row.options)?;
     // What a reader of the file can see is said before a model is loaded.
     let report = |verdict: &Verdict| empty_report(&row.id, &task, verdict);
-    let rejected = |stage, reason: String| Verdict::Rejected { stage, reason };
-    let file = match KernelFile::parse(source) {
+    let file = match read_file(source, &task) {
         Ok(file) => file,
-        Err(error) => return Ok(report(&rejected(Stage::Parse, error.to_string()))),
+        Err(verdict) => return Ok(report(&verdict)),
     };
-    if let Err(error) = check_region(&file, &task.region) {
-        return Ok(report(&rejected(Stage::Parse, error.to_string())));
-    }
     let choice = choice.or(options.python.as_ref());
     let tools = Tools::find(&choice, Some(options.threads), observer)?;
-    let scratch = scratch()?;
-    observer.observe(&Event::Stage { what: format!("loading {}", options.model.spec) });
-    let mut oracle = Oracle::start(&tools, &options.model, options.seed, scratch.path())?;
-    oracle.capture(&tools)?;
-    let folder = scratch.path().join("task");
-    fs_err::create_dir(&folder)?;
-    let judged = stage(&mut oracle, &tools, &task, &folder, observer)?;
-    let judge = judge(&tools);
+    let mut court = Court::open(&tools, &options.model, options.seed, observer)?;
+    let sitting = court.stage(&task, observer)?;
 
-    let mut screened: Vec<(Params, f64)> = vec![];
-    let mut best: Option<(Params, Box<Screened>)> = None;
-    let mut refused = None;
-    for params in file.points().take(MOST_POINTS) {
-        match judge.screen(&judged, &file, &params)? {
-            ScreenOutcome::Ranked(ranked) => {
-                let best_us = screened.iter().map(|(_, us)| *us).fold(ranked.us, f64::min);
-                observer.observe(&Event::Screened {
-                    region: task.region.id.0.clone(),
-                    params: describe(&params),
-                    us: ranked.us,
-                    best_us,
-                });
-                screened.push((params.clone(), ranked.us));
-                if best.as_ref().is_none_or(|(_, known)| ranked.us < known.us) {
-                    best = Some((params, ranked));
-                }
+    let mut best_us = f64::INFINITY;
+    let points = sitting.screen(&file, |params, outcome| {
+        let region = task.region.id.0.clone();
+        observer.observe(&match outcome {
+            Ok(ranked) => {
+                best_us = best_us.min(ranked.us);
+                Event::Screened { region, params: describe(params), us: ranked.us, best_us }
             }
-            ScreenOutcome::Rejected(verdict) => {
-                record(store, &row.id, &task, source, &params, &verdict, None)?;
-                if let Verdict::Rejected { stage, reason } = &verdict {
-                    observer.observe(&Event::Rejected {
-                        region: task.region.id.0.clone(),
-                        stage: stage.name().to_owned(),
-                        reason: reason.clone(),
-                    });
-                }
-                refused = Some(verdict);
+            Err(Verdict::Rejected { stage, reason }) => {
+                Event::Rejected { region, stage: stage.name().to_owned(), reason: reason.clone() }
             }
+            Err(_) => return,
+        });
+    })?;
+    for (params, outcome) in &points {
+        if let Err(verdict) = outcome {
+            record(store, &row.id, &task, source, params, verdict, None)?;
         }
     }
+    let mut screened: Vec<(Params, f64)> = points
+        .iter()
+        .filter_map(|(params, outcome)| Some((params.clone(), outcome.as_ref().ok()?.us)))
+        .collect();
     screened.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let Some((params, checked)) = best else {
-        return Ok(report(
-            &refused.unwrap_or_else(|| rejected(Stage::Parse, "the file has no parameter point".to_owned())),
-        ));
-    };
+    let Some((params, checked)) = fastest(&points) else { return Ok(report(&refused(&points))) };
 
     let mut baselines = Baselines::new();
-    let missing = baselines.prepare(&tools, &task, scratch.path(), observer);
-    let winner = winner_of(&task.region, &file, &params, &checked, tools.threads);
-    let places = Places { task: &folder, scratch: scratch.path() };
-    let terms = Terms { family: 1, observer };
-    let tried = verdict(&tools, &judged, &baselines, &winner, &checked.checked, &places, terms)?;
+    let (tried, missing) = sitting.verdict(&mut baselines, (&file, params), checked, observer)?;
     let decided = &tried.decided.verdict;
-    let candidate = record(store, &row.id, &task, source, &params, decided, Some(&checked))?;
+    let candidate = record(store, &row.id, &task, source, params, decided, Some(checked))?;
     let evidence =
         store.record_verdict(candidate, &serde_json::to_value(decided)?, &serde_json::to_value(&tried)?)?;
     let mut report = report(decided);
@@ -140,7 +111,7 @@ pub fn judge_file(
         let so_far = if report.reason.is_empty() { String::new() } else { format!("{}; ", report.reason) };
         report.reason = format!("{so_far}without the baseline {}", missing.join(", "));
     }
-    report.params = params;
+    report.params = params.clone();
     report.screened = screened;
     report.baseline = Some(tried.evidence.baseline);
     report.text = describe_report(&report);
