@@ -20,6 +20,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("engine", &["core", "search", "store", "worker", "judge", "agent"]),
     ("cli", &["core", "store", "engine", "worker", "agent"]),
     ("testbed", &["core", "search", "worker"]),
+    ("corpus", &["core", "engine", "worker", "testbed"]),
+    ("fuzz", &["core", "worker", "judge"]),
 ];
 
 /// Names of layers and models: a search agent that knows one is a list of patterns, not a compiler.

@@ -8,22 +8,25 @@ use autokernel_core::plan::check_region;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_judge::{Judge, JudgedTask, ScreenOutcome, Screened};
+use autokernel_search::partition::partition;
 
 use crate::error::EngineError;
 use crate::event::{Event, Observer};
 use crate::options::ModelSpec;
-use crate::session::{Oracle, Tools, scratch};
-use crate::tasks::rank;
-use crate::trial::{Baselines, Places, Terms, Tried, judge, stage, verdict, winner_of};
+use crate::session::{Capture, Oracle, Tools, scratch};
+use crate::trial::{Baselines, Places, Terms, Tried, judge, random_seed, stage_under, verdict, winner_of};
 
 /// Parameter points that are screened at most before the verdict of the fastest.
 const MOST_POINTS: usize = 24;
+
+/// What a region takes in [`Court::tasks`], in microseconds. The judge scales its watchdog with it.
+const NOMINAL_US: f64 = 1000.0;
 
 /// A captured model whose regions can be staged.
 pub struct Court<'a> {
     tools: &'a Tools,
     oracle: Oracle,
-    capture: crate::session::Capture,
+    capture: Capture,
     scratch: tempfile::TempDir,
 }
 
@@ -63,16 +66,30 @@ impl<'a> Court<'a> {
         Ok(Self { tools, oracle, capture, scratch })
     }
 
-    /// Profiles the model: its tasks, most to be won first.
-    pub fn tasks(&mut self) -> Result<Vec<Task>, EngineError> {
-        Ok(rank(&mut self.oracle, self.tools, &self.capture)?.tasks)
+    /// The model's tasks in the order of its graph, each with [`NOMINAL_US`] as PyTorch's time: nothing is
+    /// measured, so these can be judged by and not ranked by.
+    pub fn tasks(&self) -> Vec<Task> {
+        let tasks = partition(&self.capture.graphs).regions.into_iter().map(|(region, occurrences)| {
+            Task::new(region, occurrences, NOMINAL_US, NOMINAL_US, self.tools.device.rates())
+        });
+        tasks.collect()
     }
 
-    /// Inputs and truth for a task, under a fresh seed of the operating system's.
-    pub fn stage(&mut self, task: &Task, observer: &mut dyn Observer) -> Result<Sitting<'_>, EngineError> {
+    /// A fresh seed of the operating system's. It is drawn apart from [`Court::stage`] to be logged.
+    pub fn seed() -> Result<u64, EngineError> {
+        random_seed()
+    }
+
+    /// Inputs and truth for a task. No kernel file may have a say in the seed, or see it.
+    pub fn stage(
+        &mut self,
+        task: &Task,
+        seed: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<Sitting<'_>, EngineError> {
         let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch.path())?.keep();
         crate::session::open_to_children(&folder)?;
-        let judged = stage(&mut self.oracle, self.tools, task, &folder, observer)?;
+        let judged = stage_under(seed, &mut self.oracle, self.tools, task, &folder, observer)?;
         let (tools, scratch) = (self.tools, self.scratch.path());
         Ok(Sitting { tools, task: task.clone(), judge: judge(tools), judged, scratch, folder })
     }

@@ -68,7 +68,7 @@ pub fn judge_file(
     let choice = choice.or(options.python.as_ref());
     let tools = Tools::find(&choice, Some(options.threads), observer)?;
     let mut court = Court::open(&tools, &options.model, options.seed, observer)?;
-    let sitting = court.stage(&task, observer)?;
+    let sitting = court.stage(&task, Court::seed()?, observer)?;
 
     let mut best_us = f64::INFINITY;
     let points = sitting.screen(&file, |params, outcome| {

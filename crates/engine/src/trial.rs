@@ -71,6 +71,18 @@ pub(crate) fn stage(
     folder: &Path,
     observer: &mut dyn Observer,
 ) -> Result<JudgedTask, EngineError> {
+    stage_under(random_seed()?, oracle, tools, task, folder, observer)
+}
+
+/// [`stage`] under a seed that was drawn before, so that it can be logged.
+pub(crate) fn stage_under(
+    seed: u64,
+    oracle: &mut Oracle,
+    tools: &Tools,
+    task: &Task,
+    folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<JudgedTask, EngineError> {
     let occurrence = task
         .occurrences
         .first()
@@ -78,7 +90,6 @@ pub(crate) fn stage(
     let each =
         task.region.bytes() + 3 * task.region.output_metas().iter().map(|meta| meta.numel() * 8).sum::<u64>();
     let sets = (POOL_BYTES / each.max(1)).clamp(3, SETS as u64);
-    let seed = random_seed()?;
     let body =
         json!({ "region": task.region, "occurrence": occurrence, "sets": sets, "seed": seed, "dir": folder });
     let reply: Sets = serde_json::from_value(oracle.ask(tools, "region_inputs", body)?)?;
@@ -110,7 +121,8 @@ fn floor_us(written: u64, rates: &[CopyRate]) -> f64 {
     if best > 0.0 { written as f64 / (best * 5.0) } else { 0.0 }
 }
 
-fn random_seed() -> Result<u64, EngineError> {
+/// A seed of the operating system's for the oracle.
+pub(crate) fn random_seed() -> Result<u64, EngineError> {
     // Python's generators take 63 bits everywhere.
     Ok(getrandom::u64().map_err(|error| EngineError::Io(std::io::Error::other(error)))? >> 1)
 }

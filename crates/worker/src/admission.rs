@@ -67,3 +67,8 @@ pub fn admit(bytes: &[u8], entries: &[&str]) -> Result<(), AdmissionError> {
     object::pod::bytes_of_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
     elf::Artefact::read(&object::pod::bytes_of_slice(&words)[..bytes.len()])?.check(entries)
 }
+
+/// Whether a kernel may import this name.
+pub fn importable(name: &str) -> bool {
+    imports::allowed(name)
+}

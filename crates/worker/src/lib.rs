@@ -16,4 +16,11 @@ pub mod sandbox;
 pub mod toolchain;
 mod wire;
 
+/// What crates/fuzz reaches into; nothing else may use it.
+#[doc(hidden)]
+pub mod fuzz {
+    pub use crate::admission::importable;
+    pub use crate::wire::read_bytes;
+}
+
 pub use roles::child_main;

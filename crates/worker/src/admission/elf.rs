@@ -1,5 +1,7 @@
 //! Reads an artefact the way the dynamic loader does, and checks it rule by rule.
 
+use std::collections::HashSet;
+
 use object::LittleEndian as LE;
 use object::elf;
 use object::pod;
@@ -95,6 +97,7 @@ impl<'a> Artefact<'a> {
     }
 
     pub(super) fn check(&self, entries: &[&str]) -> Result<(), AdmissionError> {
+        self.check_layout()?;
         let tables = self.dynamic()?;
         let symbols = self.symbols(&tables)?;
         let strings = self.at(tables.strings, tables.string_bytes)?;
@@ -107,21 +110,46 @@ impl<'a> Artefact<'a> {
         self.check_code(&entries, read_only)
     }
 
+    /// Segments that every loader puts in the same places: in order, none on a page of another, each at
+    /// the place in the file that its address asks for. Otherwise memory is not what is read here.
+    fn check_layout(&self) -> Result<(), AdmissionError> {
+        let mut free = 0;
+        for segment in self.loads() {
+            let range = Range::new(segment.p_vaddr(LE), segment.p_memsz(LE))?;
+            let congruent = segment.p_offset(LE) % PAGE == range.start % PAGE;
+            if range.start - range.start % PAGE < free
+                || !congruent
+                || segment.p_filesz(LE) > segment.p_memsz(LE)
+            {
+                return Err(AdmissionError::Malformed("segments lie over each other or out of place"));
+            }
+            free = range
+                .end
+                .checked_next_multiple_of(PAGE)
+                .ok_or(AdmissionError::Malformed("an address range wraps around"))?;
+        }
+        Ok(())
+    }
+
     /// The dynamic section's entries: what the loader would act on.
     fn dynamic(&self) -> Result<Tables, AdmissionError> {
-        let mut found = None;
-        for segment in self.segments {
-            if let Some(entries) = segment
-                .dynamic(LE, self.bytes)
-                .map_err(|_| AdmissionError::Malformed("the dynamic section"))?
-                && found.replace(entries).is_some()
-            {
-                return Err(AdmissionError::Malformed("two dynamic sections"));
-            }
+        let mut dynamic = self.segments.iter().filter(|segment| segment.p_type(LE) == elf::PT_DYNAMIC);
+        let found = dynamic.next().ok_or(AdmissionError::Malformed("no dynamic section"))?;
+        if dynamic.next().is_some() {
+            return Err(AdmissionError::Malformed("two dynamic sections"));
         }
+        // By its address, as the loader finds it; its place in the file is said twice and may differ.
+        let entries: &[elf::Dyn64<LE>] =
+            pod::slice_from_all_bytes(self.at(found.p_vaddr(LE), found.p_memsz(LE))?)
+                .map_err(|()| AdmissionError::Malformed("the dynamic section"))?;
         let mut tables = Tables::default();
-        for entry in found.ok_or(AdmissionError::Malformed("no dynamic section"))? {
+        let mut seen = HashSet::new();
+        for entry in entries {
             let (tag, value) = (entry.d_tag(LE), entry.d_val(LE));
+            // Of two entries of a kind loaders take one or the other.
+            if tag != elf::DT_NULL && !seen.insert(tag.0) {
+                return Err(AdmissionError::Malformed("the dynamic section says something twice"));
+            }
             match tag {
                 elf::DT_NULL => break,
                 elf::DT_SYMTAB => tables.symbols = value,

@@ -163,6 +163,50 @@ fn nonsense_is_refused_with_a_reason() {
     assert_eq!(admit(&executable, &["k"]), Err(AdmissionError::NotSharedObject));
 }
 
+/// Where the program header of the first segment of a kind stands.
+fn header_of(bytes: &[u8], kind: u32) -> usize {
+    let count = usize::from(u16::from_le_bytes(bytes[56..58].try_into().unwrap()));
+    let mut headers = (0..count).map(|n| 64 + n * 56);
+    headers.find(|at| bytes[*at..at + 4] == kind.to_le_bytes()).unwrap()
+}
+
+#[test]
+fn what_lies_elsewhere_than_the_loader_looks_is_refused() {
+    const LOAD: u32 = 1;
+    const DYNAMIC: u32 = 2;
+    let good = sample().to_vec();
+    assert_eq!(admit(&good, &["k"]), Ok(()));
+    let dynamic = header_of(&good, DYNAMIC);
+    let file_offset = |bytes: &[u8]| u64::from_le_bytes(bytes[dynamic + 8..dynamic + 16].try_into().unwrap());
+    // The loader goes by the address, so the offset may say anything and hides nothing.
+    let mut moved = good.clone();
+    moved[dynamic + 8..dynamic + 16].copy_from_slice(&8_u64.to_le_bytes());
+    assert_eq!(admit(&moved, &["k"]), Ok(()));
+    let mut forged = good.clone();
+    forged[dynamic + 16..dynamic + 24].copy_from_slice(&0_u64.to_le_bytes());
+    assert!(admit(&forged, &["k"]).is_err(), "a dynamic section elsewhere in memory");
+
+    let refused = |bytes: &[u8]| assert!(matches!(admit(bytes, &["k"]), Err(AdmissionError::Malformed(_))));
+    let load = header_of(&good, LOAD);
+    let mut out_of_place = good.clone();
+    out_of_place[load + 8] = 8;
+    refused(&out_of_place);
+    let mut over_each_other = good.clone();
+    let (first, second) = (over_each_other[load..load + 56].to_vec(), load + 56);
+    over_each_other[second..second + 56].copy_from_slice(&first);
+    refused(&over_each_other);
+    let mut shorter = good.clone();
+    shorter[load + 40..load + 48].copy_from_slice(&8_u64.to_le_bytes());
+    refused(&shorter);
+
+    // One tag in the place of another: the first says it, too.
+    let at = file_offset(&good) as usize;
+    let mut twice = good.clone();
+    let tag = twice[at..at + 8].to_vec();
+    twice[at + 16..at + 24].copy_from_slice(&tag);
+    refused(&twice);
+}
+
 fn sample() -> &'static [u8] {
     static SAMPLE: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
     SAMPLE.get_or_init(|| {
