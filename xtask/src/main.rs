@@ -43,16 +43,3 @@ fn program(root: &Path, which: &[&str]) -> Result<()> {
         .context("failed to start cargo")?;
     if status.success() { Ok(()) } else { bail!("it ended with {status}") }
 }
-
-/// A program of the workspace, apart from this one so that `tidy` builds no judge. It is given the
-/// arguments that follow the task.
-fn program(root: &Path, package: &str) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .args(["run", "--quiet", "--package", package, "--"])
-        .args(std::env::args_os().skip(2))
-        .current_dir(root)
-        .status()
-        .context("failed to start cargo")?;
-    if status.success() { Ok(()) } else { bail!("it found something, or failed; see above") }
-}
