@@ -85,6 +85,25 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
             show(format, &report, |report| line(report.text.trim_end()))?;
             if faster { Ok(()) } else { Err(Failure::not_confirmed()) }
         }
+        command @ (Command::Tasks { .. }
+        | Command::History { .. }
+        | Command::Playbook { .. }
+        | Command::Finish { .. }
+        | Command::Sweep { .. }
+        | Command::Mcp { .. }) => at_the_desk(command, format, lines),
+        Command::Runs => runs(format),
+        Command::Doctor { python } => {
+            let report = doctor(&choice(&python));
+            let fine = report.fine;
+            show(format, &report, |report| line(report.text.trim_end()))?;
+            if fine { Ok(()) } else { Err(Failure::not_confirmed()) }
+        }
+    }
+}
+
+/// What an agent does, as commands.
+fn at_the_desk(command: Command, format: Format, lines: Lines) -> Result<(), Failure> {
+    match command {
         Command::Tasks { run } => ask(format, lines, &run, None, Desk::tasks),
         Command::History { run, region } => ask(format, lines, &run, None, |desk| desk.history(&region)),
         Command::Playbook { query } => {
@@ -109,7 +128,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Mcp { run, name, python } => {
             // A run that isn't there is said at once, and not to the first request.
             open_store()?.run(&run)?;
-            let (choice, quiet) = (choice(&python), arguments.quiet);
+            let (choice, quiet) = (choice(&python), lines.quiet());
             serve_stdio(move || {
                 let seat = open_store().and_then(|store| {
                     let lines = Box::new(Lines::new(quiet));
@@ -122,13 +141,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
                 Failure::usage(error.to_string(), "start it from a client of the Model Context Protocol")
             })
         }
-        Command::Runs => runs(format),
-        Command::Doctor { python } => {
-            let report = doctor(&choice(&python));
-            let fine = report.fine;
-            show(format, &report, |report| line(report.text.trim_end()))?;
-            if fine { Ok(()) } else { Err(Failure::not_confirmed()) }
-        }
+        _ => Ok(()),
     }
 }
 

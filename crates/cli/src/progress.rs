@@ -18,6 +18,13 @@ impl Lines {
     }
 }
 
+impl Lines {
+    /// Whether it prints nothing.
+    pub(crate) const fn quiet(&self) -> bool {
+        self.quiet
+    }
+}
+
 impl Observer for Lines {
     fn observe(&mut self, event: &Event) {
         if self.quiet {
