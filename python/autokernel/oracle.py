@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils import _pytree as pytree
 
-from . import backend, graph, inputs, model, noise, put_back, region, tensors
+from . import backend, controls, graph, inputs, model, noise, put_back, region, tensors
 from .wire import RequestError
 
 # The captured graph calls the same operators in the same element types as the model, so that most
@@ -94,7 +94,10 @@ class Oracle:
 
     def handlers(self) -> dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]:
         """The operations by name."""
-        operations = (self.load, self.capture, self.profile, self.put_back, self.region_inputs, self.model_truth)
+        operations = (
+            self.load, self.capture, self.profile, self.put_back, self.region_inputs, self.region_mutants, self.mutant_outputs,
+            self.model_truth,
+        )
         return {op.__name__: (lambda body, _fds, op=op: op(body)) for op in operations}
 
     def model(self) -> model.LoadedModel:
@@ -264,6 +267,14 @@ class Oracle:
         known = [inputs.known_range(nodes[name]) for name in names]
         sets, seed = int(body.get("sets", 10)), int(body.get("seed", 0))
         return inputs.write_sets(wanted, recorded, known, sets, seed, Path(body["dir"]))
+
+    def region_mutants(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Lists wrong forms of a region."""
+        return controls.names(body)
+
+    def mutant_outputs(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Writes what wrong forms of a region give on one set of inputs."""
+        return controls.outputs(body)
 
     def model_truth(self, body: dict[str, Any]) -> dict[str, Any]:
         """The model's outputs in fp64 and in its own types, for each seed of inputs, with their noise.

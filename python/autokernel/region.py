@@ -6,7 +6,7 @@ import copy
 import math
 import operator as python_operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,47 +81,72 @@ def decode(arg: Any, ref: Callable[[Any], Any]) -> Any:
     raise ValueError(f"unknown kind of argument: {kind}")
 
 
-def _operands(arg: Any) -> list[dict[str, int]]:
+def operands(arg: Any) -> list[dict[str, int]]:
+    """What a wire argument refers to: inputs and nodes."""
     if not isinstance(arg, dict):
         return []
     if "ref" in arg:
         return [arg["ref"]]
-    return [operand for item in arg.get("list", []) for operand in _operands(item)]
+    return [operand for item in arg.get("list", []) for operand in operands(item)]
 
 
-def _arguments(node: dict[str, Any]) -> list[Any]:
+def arguments(node: dict[str, Any]) -> list[Any]:
+    """Positional arguments and keywords of a node."""
     return [*node["args"], *(arg for _, arg in node["kwargs"])]
 
 
+Call = Callable[[int, Any, list[Any], dict[str, Any]], Any]
+
+
+def plain(_node: int, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls an operator as it stands in the region."""
+    return function(*args, **kwargs)
+
+
 def run(
-    region: dict[str, Any], tensors: Sequence[torch.Tensor], before: Callable[[int], None] = lambda _node: None
+    region: dict[str, Any],
+    tensors: Sequence[torch.Tensor],
+    before: Callable[[int], None] = lambda _node: None,
+    call: Call = plain,
+    first: int = 0,
+    values: dict[int, Any] | None = None,
 ) -> list[torch.Tensor]:
     """Runs it eagerly, one operator after the other; a value lives until its last reader.
 
-    ``before`` hears the number of each node that is about to run."""
+    ``before`` hears the number of each node that is about to run, ``call`` calls it. Goes on at node
+    ``first`` where ``values`` holds those of the nodes before it, as ``walk`` left them."""
+    values = {} if values is None else values
+    for node in walk(region, tensors, values, call, first):
+        before(node)
+    return [values[i] for i in region["outputs"]]
+
+
+def walk(
+    region: dict[str, Any], tensors: Sequence[torch.Tensor], values: dict[int, Any], call: Call = plain, first: int = 0
+) -> Iterator[int]:
+    """Runs it node by node and stops before each. ``values`` then holds what this and later nodes read, and
+    in the end the outputs."""
     nodes, outputs = region["nodes"], region["outputs"]
     last = {
         operand["node"]: i
         for i, node in enumerate(nodes)
-        for arg in _arguments(node)
-        for operand in _operands(arg)
+        for arg in arguments(node)
+        for operand in operands(arg)
         if "node" in operand
     }
-    values: dict[int, Any] = {}
 
     def ref(operand: dict[str, int]) -> Any:
         return tensors[operand["input"]] if "input" in operand else values[operand["node"]]
 
-    with torch.no_grad():
-        for i, node in enumerate(nodes):
-            before(i)
+    for i, node in enumerate(nodes[first:], first):
+        yield i
+        with torch.no_grad():
             args = [decode(arg, ref) for arg in node["args"]]
             kwargs = {key: decode(arg, ref) for key, arg in node["kwargs"]}
-            values[i] = operator(node["op"])(*args, **kwargs)
+            values[i] = call(i, operator(node["op"]), args, kwargs)
             del args, kwargs
             for done in [k for k in values if last.get(k, -1) <= i and k not in outputs and (k != i or k not in last)]:
                 del values[done]
-    return [values[i] for i in outputs]
 
 
 def to_graph_module(region: dict[str, Any]) -> fx.GraphModule:
@@ -184,7 +209,7 @@ def _widen_arg(arg: Any) -> Any:
 
 def _widen_factory(node: dict[str, Any]) -> None:
     """A tensor made from nothing takes the default dtype where none is asked for; ask for fp64."""
-    made_of_nothing = not any(_operands(arg) for arg in _arguments(node))
+    made_of_nothing = not any(operands(arg) for arg in arguments(node))
     value = node["value"]
     if made_of_nothing and isinstance(value, dict) and value.get("tensor", {}).get("dtype") == "f64":
         if all(key != "dtype" for key, _ in node["kwargs"]):
@@ -196,7 +221,7 @@ def jumps(region: dict[str, Any]) -> list[str]:
     found = []
     for node in region["nodes"]:
         name = node["op"].split(".")[1] if "." in node["op"] else node["op"]
-        asked = [arg["dtype"] for arg in _arguments(node) if isinstance(arg, dict) and "dtype" in arg]
+        asked = [arg["dtype"] for arg in arguments(node) if isinstance(arg, dict) and "dtype" in arg]
         if name in _JUMPS or (name in ("_to_copy", "to") and any(dtype not in FLOATS for dtype in asked)):
             found.append(node["op"])
     return found

@@ -41,6 +41,15 @@ pub enum JudgeError {
     NoBaseline,
     #[error("outputs {outputs:?} carry too little signal on every family of inputs to tell right from wrong")]
     Weak { outputs: Vec<usize> },
+    #[error(
+        "its inputs tell only {killed} of {of} wrong forms of the region from it, and {least:.0} % are needed; \
+         not told: {}",
+        survivors.join("; "),
+        least = crate::controls::LEAST_KILLED * 100.0
+    )]
+    Blind { killed: usize, of: usize, survivors: Vec<String> },
+    #[error("the controls of the task could not be run: {reason}")]
+    Controls { reason: String },
 }
 
 impl JudgeError {
@@ -55,7 +64,9 @@ impl JudgeError {
             | Self::BadBaseline { .. }
             | Self::Evidence(_)
             | Self::NoBaseline
-            | Self::Weak { .. } => true,
+            | Self::Weak { .. }
+            | Self::Blind { .. }
+            | Self::Controls { .. } => true,
             Self::Memory(_) | Self::Runner(_) | Self::Builder(_) | Self::Lock(_) | Self::Random(_) => false,
         }
     }

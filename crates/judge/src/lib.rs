@@ -1,12 +1,13 @@
 //! Is a kernel correct, is it faster. Knows no agent.
 //!
 //! The way of a candidate: [`correctness`] builds, admits and runs it in a confined runner and checks
-//! every output against the [`truth`]; [`screen`] times the same calls, for ranking only; [`verdict`]
+//! every output against the [`truth`], whose power to tell wrong from right [`controls`] proved before; [`screen`] times the same calls, for ranking only; [`verdict`]
 //! compares the packaged form with the best baseline over pairs of fresh processes and leaves
 //! [`evidence`], from which the verdict can be decided again offline.
 //!
 //! Every comparison is made here, from copied bytes, while the candidate's process stands still.
 
+pub mod controls;
 pub mod correctness;
 pub mod decide;
 pub mod error;
@@ -24,6 +25,7 @@ pub mod truth;
 pub mod verdict;
 pub mod watch;
 
+pub use controls::{Controls, Examination};
 pub use correctness::{Checked, Judge, JudgedTask};
 pub use decide::{Decided, EvidenceError, decide};
 pub use error::JudgeError;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fault::{Fault, Metric, Place, capped};
 use crate::source::{Logical, Tensor, decode, overflow, tiny};
-use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, Truth, TruthError, open};
+use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, TensorFile, Truth, TruthError, open};
 
 /// The cap on the centred error applies where an honest one is at most this share of it.
 const WELL_CONDITIONED: f64 = 0.25;
@@ -155,6 +155,50 @@ pub fn digest(candidate: Tensor<'_>) -> Result<Digest, TruthError> {
         start += count;
     }
     Ok(*hasher.finalize().as_bytes())
+}
+
+/// How far an fp64 form of a function is from the truth, in the units of [`Metrics`]; infinite where
+/// one of both is no number. `None` for exact outputs, which have no fp64 form.
+pub(crate) fn displacement(output: &OutputTruth, form: &TensorFile) -> Result<Option<Metrics>, TruthError> {
+    let Some(scale) = &output.scale else { return Ok(None) };
+    let rule = Rule {
+        unit: output.meta.dtype.unit_roundoff().unwrap_or(0.0),
+        tiny: tiny(output.meta.dtype),
+        overflow: overflow(output.meta.dtype),
+        element: f64::INFINITY,
+        scale,
+    };
+    let (mut sums, mut chunk, mut bytes) = (Sums::default(), Chunk::default(), vec![]);
+    let (numel, mut start) = (output.meta.numel(), 0);
+    open(&output.truth, |truths| {
+        open(form, |forms| {
+            open(output.noise.as_ref().unwrap_or(&output.truth), |noises| {
+                while start < numel {
+                    let count = CHUNK.min(numel - start) as usize;
+                    truths.read(start, count, &mut bytes)?;
+                    decode(output.truth.dtype, &bytes, &mut chunk.r);
+                    forms.read(start, count, &mut bytes)?;
+                    decode(form.dtype, &bytes, &mut chunk.c);
+                    chunk.s.clear();
+                    match &output.noise {
+                        Some(noise) => {
+                            noises.read(start, count, &mut bytes)?;
+                            decode(noise.dtype, &bytes, &mut chunk.s);
+                        }
+                        None => chunk.s.resize(count, 0.0),
+                    }
+                    rule.chunk(start, &chunk, &mut sums);
+                    start += count as u64;
+                }
+                Ok(())
+            })
+        })
+    })?;
+    if sums.bad > 0 {
+        return Ok(Some(Metrics { ratio: f64::INFINITY, element: f64::INFINITY, centred: 0.0 }));
+    }
+    let rms = if sums.count > 0 { (sums.square / sums.count as f64).sqrt() } else { 0.0 };
+    Ok(Some(Metrics { ratio: rms / scale.yardstick, element: sums.worst, centred: 0.0 }))
 }
 
 /// What is compared, for messages.

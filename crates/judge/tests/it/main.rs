@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test, though the compiler is not told so")]
 
 mod kernels;
+mod panel;
 mod python;
 mod task;
 
@@ -129,6 +130,7 @@ const TESTS: &[Test] = &[
     ("parse_and_admission_come_first", parse_and_admission_come_first),
     ("a_time_that_nothing_can_beat_goes_to_audit", a_time_that_nothing_can_beat_goes_to_audit),
     ("reasons_say_where_but_not_what", reasons_say_where_but_not_what),
+    ("honest_kernels_pass_and_mutants_do_not", |_| panel::honest_kernels_pass_and_mutants_do_not()),
     ("a_model_is_compared_with_its_stand_ins", |_| python::a_model_is_compared_with_its_stand_ins()),
 ];
 
