@@ -1,34 +1,26 @@
 """Input sets of several families for one region, with their truths, baselines and noise.
 
-No single distribution shows every fault: numbers of one sign hide lost precision, equal scales hide a
-missing rescale, captured weights of one hide a forgotten product. What a family gives is first cut to
-what the graph says about an input (the result of a square is never negative), and if the truth is then
-still not finite, to what the captured values looked like.
+What a family gives is first cut to what the graph says about an input (the result of a square is never
+negative), and if the truth is then still not finite, to what the captured values looked like. Two more
+sets hold special values: NaN, infinities and the type's largest numbers; zeros of both signs and numbers
+too small for full precision. These are what they are for, and nothing of them is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
-from . import noise, tensors
+from . import families, noise, tensors
 from . import region as regions
-from .region import operator_name
+from .domain import Range, exactly, of_signs
+from .families import Family
 from .wire import RequestError
-
-
-@dataclass(frozen=True)
-class Range:
-    """What is known of an input's values."""
-
-    non_negative: bool = False
-    at_most_one: bool = False
 
 
 @dataclass
@@ -38,8 +30,8 @@ class _Source:
     description: dict[str, Any]
     constant: bool
     captured: torch.Tensor
-    known: Range
-    seen: Range
+    ranges: tuple[Range, ...]
+    """What the graph says, then what captured values have in common, then where they lie."""
     scale: float
     mean: float
     deviation: float
@@ -50,69 +42,6 @@ class _Unfit(Exception):
     """Why a family gives no usable set."""
 
 
-# ---- families: (shape, generator, unit roundoff) -> values of scale one
-
-Family = Callable[[Sequence[int], torch.Generator, float], torch.Tensor]
-
-
-def _rows(shape: Sequence[int]) -> tuple[int, ...]:
-    return (*shape[:-1], 1) if shape else ()
-
-
-def _normal(shape: Sequence[int], g: torch.Generator, _u: float) -> torch.Tensor:
-    return torch.randn(shape, generator=g)
-
-
-def _uniform(shape: Sequence[int], g: torch.Generator, _u: float) -> torch.Tensor:
-    return torch.rand(shape, generator=g)
-
-
-def _wide_rows(shape: Sequence[int], g: torch.Generator, _u: float) -> torch.Tensor:
-    scale = torch.randn(_rows(shape), generator=g).mul_(2).exp_().clamp_(1e-3, 1e3)
-    return torch.randn(shape, generator=g).mul_(scale)
-
-
-def _constant_rows(shape: Sequence[int], g: torch.Generator, _u: float) -> torch.Tensor:
-    return torch.randn(_rows(shape), generator=g).expand(shape)
-
-
-def _low_variance(shape: Sequence[int], g: torch.Generator, u: float) -> torch.Tensor:
-    # The spread must survive the element type's rounding at the offset.
-    offset = 10 * torch.randn(_rows(shape), generator=g).sign()
-    return torch.randn(shape, generator=g).mul_(10 * max(1e-3, 16 * u)).add_(offset)
-
-
-def _outlier(shape: Sequence[int], g: torch.Generator, u: float) -> torch.Tensor:
-    values = _normal(shape, g, u)
-    if values.numel():
-        values.view(-1)[int(torch.randint(values.numel(), (), generator=g))] = 1e4
-    return values
-
-
-def _sparse(shape: Sequence[int], g: torch.Generator, _u: float) -> torch.Tensor:
-    return torch.randn(shape, generator=g).mul_(torch.rand(shape, generator=g) < 0.1)
-
-
-def _scaled(factor: float) -> Family:
-    return lambda shape, g, u: _normal(shape, g, u).mul_(factor)
-
-
-# In the order of what they find; a request for few sets gets the first ones. Where one has several
-# forms, the first whose truth is finite is taken.
-_FAMILIES: tuple[tuple[str, tuple[Family, ...]], ...] = (
-    ("normal", (_normal,)),
-    ("wide_rows", (_wide_rows,)),
-    ("outlier", (_outlier,)),
-    ("low_variance", (_low_variance,)),
-    ("large", (_scaled(1e3), _scaled(30.0))),
-    ("small", (_scaled(1e-3),)),
-    ("uniform", (_uniform,)),
-    ("sparse", (_sparse,)),
-    ("constant_rows", (_constant_rows,)),
-)
-_MORE = ("normal", "wide_rows", "outlier")
-
-
 def write_sets(
     region: dict[str, Any],
     recorded: Sequence[Sequence[torch.Tensor]],
@@ -120,8 +49,10 @@ def write_sets(
     sets: int,
     seed: int,
     folder: Path,
+    other_than: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Writes up to ``sets`` sets: the recorded ones first, then families. One set is in memory at a time."""
+    """Writes up to ``sets`` sets of finite values, the recorded ones first, then families; then those of special
+    values. One set is in memory at a time. With ``other_than``, all families that are not named there instead."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         wide = regions.widen(region)
@@ -130,29 +61,39 @@ def write_sets(
         raise RequestError("no_truth", f"the region has no fp64 form: {error}") from error
     written: list[dict[str, Any]] = []
     dropped: list[dict[str, str]] = []
-    for name, values in zip(("captured", "captured2"), recorded):
-        if len(written) < sets:
-            written.append(maker.write(folder, len(written), name, maker.captured(values)))
-    if len(recorded) < 2:
-        dropped.append({"family": "captured2", "reason": "the second draw did not reach this graph"})
-    for number, name, forms in _plan(sets):
-        if len(written) >= sets:
-            break
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % (1 << 63))
+    number = 0 if other_than is None else len(other_than) + _SPECIAL
+
+    def attempt(name: str, make: Callable[[], _Set]) -> None:
         try:
-            written.append(maker.write(folder, len(written), name, maker.family(forms, generator)))
+            written.append(maker.write(folder, number + len(written), name, make()))
         except _Unfit as reason:
             dropped.append({"family": name, "reason": str(reason)})
+
+    def generator(place: int) -> torch.Generator:
+        return torch.Generator().manual_seed((seed * 1_000_003 + place) % (1 << 63))
+
+    if other_than is not None:
+        for place, (name, forms) in enumerate(families.ALL.items()):
+            if name not in other_than:
+                attempt(name, lambda: maker.family(forms, generator(place)))
+        return {"sets": written, "dropped": dropped, "jumps": regions.jumps(region)}
+    for name, values in zip(("captured", "captured2"), recorded):
+        if len(written) < sets:
+            attempt(name, lambda: maker.captured(values))
+    if len(recorded) < 2:
+        dropped.append({"family": "captured2", "reason": "the second draw did not reach this graph"})
+    for place, name, forms in families.plan(sets, seed):
+        if len(written) >= sets:
+            break
+        attempt(name, lambda: maker.family(forms, generator(place)))
+    for place in range(_SPECIAL):
+        attempt(_SPECIAL_NAMES[place], lambda: maker.special(_SPECIAL_NAMES[place], generator(-1 - place)))
     return {"sets": written, "dropped": dropped, "jumps": regions.jumps(region)}
 
 
-def _plan(sets: int) -> Iterator[tuple[int, str, tuple[Family, ...]]]:
-    """All families once, then the most telling ones again, up to twice as many tries as sets."""
-    forms = dict(_FAMILIES)
-    yield from ((i, name, found) for i, (name, found) in enumerate(_FAMILIES))
-    for i in range(2 * sets):
-        name = _MORE[i % len(_MORE)]
-        yield len(_FAMILIES) + i, f"{name}{i // len(_MORE) + 2}", forms[name]
+# The judge knows sets of special values by the beginning of their names.
+_SPECIAL_NAMES = tuple(families.specials(torch.float32))
+_SPECIAL = len(_SPECIAL_NAMES)
 
 
 class _Maker:
@@ -171,8 +112,8 @@ class _Maker:
         """The first form that fits, first with what the graph says, then with what the data looked like."""
         reason = _Unfit("nothing in it can vary")
         for form in forms:
-            for use_seen in (False, True):
-                given = [_draw(source, form, generator, use_seen) for source in self.sources]
+            for narrow in range(_NARROWEST + 1):
+                given = [_draw(source, form, generator, narrow) for source in self.sources]
                 try:
                     made = self._evaluate(given)
                     self._check(made)
@@ -180,6 +121,27 @@ class _Maker:
                 except _Unfit as error:
                     reason = error
         raise reason
+
+    def special(self, name: str, generator: torch.Generator) -> _Set:
+        """Special values among those of the first form that fits, in every input that is no constant; in all
+        where there is no other."""
+        base = None
+        for forms in ((families.normal,), (families.uniform,)):
+            try:
+                base = base or self.family(forms, generator)
+            except _Unfit:
+                continue
+        given = [tensors.as_described(s.captured, s.description) for s in self.sources] if base is None else base.inputs
+        floats = [s.captured.is_floating_point() and not s.categories for s in self.sources]
+        varying = [f and not s.constant for f, s in zip(floats, self.sources)]
+        chosen = varying if any(varying) else floats
+        if not any(chosen):
+            raise _Unfit("no input of a float type that takes any value")
+        made = [
+            tensors.as_described(families.sprinkled(t, families.specials(t.dtype)[name], generator), s.description) if c else t
+            for t, s, c in zip(given, self.sources, chosen)
+        ]
+        return self._evaluate(made)
 
     def _evaluate(self, given: list[torch.Tensor]) -> _Set:
         truth = regions.run(self.wide, [_wide(t) for t in given])
@@ -228,11 +190,10 @@ def _rms(values: torch.Tensor) -> float:
 def _source(entry: dict[str, Any], captured: torch.Tensor, known: Range) -> _Source:
     value = captured.detach()
     if not value.is_floating_point():
-        return _Source(entry["meta"], entry["constant"], value, known, Range(), 1.0, 0.0, 1.0, True)
+        return _Source(entry["meta"], entry["constant"], value, (Range(),), 1.0, 0.0, 1.0, True)
     seen = value.double()
     finite = bool(torch.isfinite(seen).all())
     empty = value.numel() == 0
-    within = Range(not empty and bool((seen >= 0).all()), not empty and bool((seen <= 1).all()))
     # A mask holds a few values only, such as 0 and minus infinity; its places may be mixed, not its values.
     sample = seen.reshape(-1)[:: max(value.numel() // 4096, 1)]
     few = value.numel() > 8 and 1 < sample.unique().numel() <= 4 and seen.unique().numel() <= 4
@@ -241,70 +202,32 @@ def _source(entry: dict[str, Any], captured: torch.Tensor, known: Range) -> _Sou
         entry["meta"],
         entry["constant"],
         value,
-        known,
-        within,
-        scale=min(max(rms, 1e-3), 1e3) if rms > 0 else 1.0,
+        (known, known.meet(of_signs(seen)), known.meet(exactly(seen))),
+        # A power of two, so that 0 and 1 stay exact in sums.
+        scale=2.0 ** round(math.log2(min(max(rms, 1e-3), 1e3))) if rms > 0 else 1.0,
         mean=seen.mean().item() if finite and not empty else 0.0,
         deviation=seen.std(correction=0).item() if finite and not empty else 0.0,
         categories=few or not finite,
     )
 
 
-def _draw(source: _Source, form: Family, generator: torch.Generator, use_seen: bool) -> torch.Tensor:
+# The last of a source's ranges.
+_NARROWEST = 2
+
+
+def _draw(source: _Source, form: Family, generator: torch.Generator, narrow: int) -> torch.Tensor:
     shape, dtype = source.description["shape"], source.captured.dtype
     if source.categories:
-        if use_seen:
+        if narrow:
             return tensors.as_described(source.captured, source.description)
         order = torch.randperm(source.captured.numel(), generator=generator)
         return tensors.as_described(source.captured.reshape(-1)[order].reshape(shape), source.description)
+    unit = noise.ROUNDOFF[dtype]
     if source.constant:
         spread = max(source.deviation, 0.1 * abs(source.mean)) or 0.1
-        values = torch.randn(shape, generator=generator).mul_(spread).add_(source.mean)
-        limits = source.seen if use_seen else Range()
+        values = families.normal(shape, generator, unit).mul_(spread).add_(source.mean)
+        limits = source.ranges[narrow] if narrow else Range()
     else:
-        values = form(shape, generator, noise.ROUNDOFF[dtype]).mul(source.scale)
-        limits = source.seen if use_seen else source.known
-    if limits.non_negative:
-        values = values.abs()
-        if limits.at_most_one:
-            # Folded, not clipped: clipping would make most values of a large family equal.
-            values = values.frac()
-    return tensors.as_described(values.to(dtype), source.description)
-
-
-# ---- what the graph says about a value
-
-_NOT_NEGATIVE = frozenset(
-    "abs relu relu6 exp exp2 sqrt rsqrt sigmoid hardsigmoid softplus _softmax softmax square cosh norm "
-    "linalg_vector_norm var".split()
-)
-_AT_MOST_ONE = frozenset("sigmoid hardsigmoid _softmax softmax".split())
-_PASSES = frozenset(
-    "view _unsafe_view reshape expand permute transpose t unsqueeze squeeze slice select split split_with_sizes chunk clone alias detach "
-    "contiguous getitem cat stack flatten unflatten index gather index_select repeat mean amax amin max_pool2d avg_pool2d "
-    "_to_copy to flip roll".split()
-)
-_KEEPS_SIGN = frozenset("sum add mul div maximum minimum sqrt cumsum".split())
-
-
-def known_range(node: fx.Node, depth: int = 12) -> Range:
-    """What follows from how the graph computes a value; nothing is claimed where that is not simple."""
-    if node.op != "call_function" or depth == 0:
-        return Range()
-    parts = operator_name(node.target).split(".")
-    name = parts[1] if len(parts) > 1 else parts[0]
-    if name in _NOT_NEGATIVE:
-        return Range(True, name in _AT_MOST_ONE)
-    if name == "pow" and len(node.args) > 1 and isinstance(node.args[1], (int, float)) and node.args[1] % 2 == 0:
-        return Range(True, False)
-    if name not in _PASSES and name not in _KEEPS_SIGN:
-        return Range()
-    values = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[: 2 if name in _KEEPS_SIGN else 1]
-    ranges = [known_range(v, depth - 1) if isinstance(v, fx.Node) else _of_number(v) for v in values]
-    positive = bool(ranges) and all(r.non_negative for r in ranges)
-    return Range(positive, positive and name in _PASSES and all(r.at_most_one for r in ranges))
-
-
-def _of_number(value: Any) -> Range:
-    number = isinstance(value, (int, float))
-    return Range(number and value >= 0, number and 0 <= value <= 1)
+        values = form(shape, generator, unit).mul(source.scale)
+        limits = source.ranges[narrow]
+    return tensors.as_described(limits.fold(values).to(dtype), source.description)

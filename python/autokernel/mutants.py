@@ -245,6 +245,7 @@ def _of_input(i: int, meta: dict[str, Any], bits: int) -> Iterator[Mutant]:
         for lower in LOWER[min(bits, BITS[DTYPES[meta["dtype"]]])]:
             yield make("precision", f"read in {lower} bits", lambda t, lower=lower: rounded(t, lower))
         yield make("input", "taken as zero", torch.zeros_like)
+        yield make("special", "NaN and infinities taken as zero", lambda t: torch.where(torch.isfinite(t), t, 0.0))
         yield make("input", "its mean everywhere", lambda t: torch.full_like(t, t.mean(dtype=torch.float64).item()))
     for dim, size in enumerate(shape):
         if size > 1:

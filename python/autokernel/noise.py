@@ -125,8 +125,10 @@ def _chain_error(func: Any, name: str, args: Any, kwargs: Any, results: list[Any
         square = terms.square()
         return [_one_chain(square, dims).mul_(results[0].flatten()).div_(square.sum(dims).flatten().mul_(2)).nan_to_num_(0.0)]
     deviations = terms.sub(terms.mean(dims, keepdim=True)).square_()
-    errors: list[torch.Tensor | None] = [_one_chain(deviations, dims).div_(length)]
-    return errors if name == "var" else [*errors, _one_chain(terms, dims).div_(length)]
+    mean = _one_chain(terms, dims).div_(length)
+    # Deviations from a mean that is off are too large by its error squared: all there is where values nearly tie.
+    errors: list[torch.Tensor | None] = [_one_chain(deviations, dims).div_(length).add_(mean.square())]
+    return errors if name == "var" else [*errors, mean]
 
 
 def _one_chain(terms: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

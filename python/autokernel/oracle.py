@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils import _pytree as pytree
 
-from . import backend, controls, graph, inputs, model, noise, put_back, region, tensors
+from . import backend, controls, domain, graph, inputs, model, noise, put_back, region, tensors
 from .wire import RequestError
 
 # The captured graph calls the same operators in the same element types as the model, so that most
@@ -264,9 +264,9 @@ class Oracle:
         if not recorded:
             raise RequestError("not_captured", "the graph of this region did not run on the example inputs")
         nodes = {node.name: node for node in captured.gm.graph.nodes}
-        known = [inputs.known_range(nodes[name]) for name in names]
+        known = [domain.known_range(nodes[name]) for name in names]
         sets, seed = int(body.get("sets", 10)), int(body.get("seed", 0))
-        return inputs.write_sets(wanted, recorded, known, sets, seed, Path(body["dir"]))
+        return inputs.write_sets(wanted, recorded, known, sets, seed, Path(body["dir"]), body.get("other_than"))
 
     def region_mutants(self, body: dict[str, Any]) -> dict[str, Any]:
         """Lists wrong forms of a region."""

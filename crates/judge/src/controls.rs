@@ -140,7 +140,7 @@ impl<'a> Examination<'a> {
         let start = Instant::now();
         // Random sets first: the model's own activations are the kindest.
         let (own, random): (Vec<usize>, Vec<usize>) =
-            (0..truth.sets().len()).partition(|set| truth.sets()[*set].family.starts_with("captured"));
+            (0..truth.all().len()).partition(|set| truth.all()[*set].family.starts_with("captured"));
         let sets: Vec<usize> = random.into_iter().chain(own).collect();
         let mut alive: BTreeMap<usize, Comparer<'_>> = (0..self.mutants.len())
             .filter(|i| matches!(self.fates[*i], Fate::Unknown | Fate::Alive | Fate::Equivalent))
@@ -209,7 +209,7 @@ impl<'a> Examination<'a> {
         wide: bool,
         ask: Ask<'_, E>,
     ) -> Result<Vec<Outputs>, E> {
-        let sets = truth.sets();
+        let sets = truth.all();
         let baseline = |set: usize| sets[set % sets.len()].outputs.iter().map(|o| &o.baseline);
         // With one set only there are no other outputs, and a stale one is the right one.
         let others: Vec<Vec<&TensorFile>> = [set + 1, set + 2].map(|set| baseline(set).collect()).into();
@@ -219,7 +219,9 @@ impl<'a> Examination<'a> {
         });
         let made = understood::<Made>(ask("mutant_outputs", body)?)?.made;
         if !made.iter().any(|made| wanted.contains(&made.mutant)) {
-            return Err(JudgeError::Controls { reason: "the oracle made none of the mutants".to_owned() }.into());
+            return Err(
+                JudgeError::Controls { reason: "the oracle made none of the mutants".to_owned() }.into()
+            );
         }
         Ok(made)
     }
@@ -261,7 +263,7 @@ fn differs(comparer: &mut Comparer<'_>, set: usize, files: &[TensorFile]) -> Res
 /// Whether the fp64 form moves any output by more than honest kernels do; the files are deleted.
 fn moves(truth: &Truth, set: usize, files: &[TensorFile]) -> Result<bool, JudgeError> {
     let mut moved = false;
-    for (output, file) in truth.sets()[set].outputs.iter().zip(files) {
+    for (output, file) in truth.all()[set].outputs.iter().zip(files) {
         if !moved && let Some(Metrics { ratio, element, .. }) = displacement(output, file)? {
             moved = !(ratio <= SAME && element <= SAME);
         }

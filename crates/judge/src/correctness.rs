@@ -79,7 +79,7 @@ impl JudgedTask {
 fn stage_inputs(region: &Region, truth: &Truth) -> Result<(Arena, Vec<Vec<usize>>), JudgeError> {
     let mut known: HashMap<&Path, usize> = HashMap::new();
     let (mut specs, mut files, mut buffers) = (vec![], vec![], vec![]);
-    for (s, set) in truth.sets().iter().enumerate() {
+    for (s, set) in truth.all().iter().enumerate() {
         if set.inputs.len() != region.inputs.len() {
             return Err(JudgeError::Inputs { set: s, got: set.inputs.len(), expected: region.inputs.len() });
         }
@@ -219,7 +219,7 @@ impl Judge {
         let seed = Seed::from_os()?;
         let mut stream = seed.stream(&artefact.id);
         let mut session = Session::start(self, task, &artefact, &plan)?;
-        let sets = task.truth.sets().len();
+        let sets = task.truth.all().len();
         let mut comparer = Comparer::new(&task.truth);
 
         session.poison(Pattern::Nan)?;
@@ -241,7 +241,7 @@ impl Judge {
         for call in &again {
             session.compare_again(*call, &digests[call.0], &mut comparer, Stage::Determinism)?;
         }
-        let families = task.truth.sets().iter().map(|set| set.family.clone()).collect();
+        let families = task.truth.all().iter().map(|set| set.family.clone()).collect();
         let checked =
             Checked { artefact: artefact.id.clone(), seed, families, worst: comparer.worst().to_vec() };
         let estimate_us = micros(batch.wall) / sets as f64;
@@ -280,7 +280,7 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     fn start(judge: &Judge, task: &'a JudgedTask, artefact: &Artefact, plan: &Plan) -> Result<Self, Stop> {
         let metas: Vec<TensorMeta> = task.region.output_metas().into_iter().cloned().collect();
-        let sets = task.truth.sets().len();
+        let sets = task.truth.all().len();
         let slot =
             metas.iter().map(|meta| BufferSpec { bytes: meta.extent() * meta.dtype.size(), align: ALIGN });
         let mut specs: Vec<BufferSpec> = (0..sets).flat_map(|_| slot.clone()).collect();
@@ -388,7 +388,7 @@ impl<'a> Session<'a> {
         for (output, meta) in self.metas.iter().enumerate() {
             let source = ArenaBuffer { arena: &self.arena, buffer: slot * self.metas.len() + output };
             if digest(Tensor { source: &source, meta })? != verified[output] {
-                let family = &self.task.truth.sets()[set].family;
+                let family = &self.task.truth.all()[set].family;
                 let reason = format!(
                     "output {output} on inputs `{family}`: equal inputs gave unequal bits \
                      (a race, or memory that is read before it is written)"

@@ -17,8 +17,8 @@ use autokernel_core::contract::Limits;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Fault, Metric, Place, capped};
-use crate::source::{Logical, Tensor, decode, overflow, tiny};
-use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, TensorFile, Truth, TruthError, open};
+use crate::source::{Kind, Logical, Tensor, decode, overflow, tiny};
+use crate::truth::{CHUNK, OutputTruth, Scale, TINY_OUTPUT, TensorFile, Truth, TruthError, agreed, open};
 
 /// The cap on the centred error applies where an honest one is at most this share of it.
 const WELL_CONDITIONED: f64 = 0.25;
@@ -105,7 +105,7 @@ impl<'a> Comparer<'a> {
         output: usize,
         candidate: Tensor<'_>,
     ) -> Result<Comparison, TruthError> {
-        let truth_set = &self.truth.sets()[set];
+        let truth_set = &self.truth.all()[set];
         let truth = &truth_set.outputs[output];
         let place = Subject { output, family: &truth_set.family, truth };
         if candidate.meta.dtype != truth.meta.dtype || candidate.meta.shape != truth.meta.shape {
@@ -430,8 +430,14 @@ impl Rule<'_> {
         for (i, (r, c)) in run.r.iter().zip(run.c).enumerate() {
             let at = at + i as u64;
             let b = run.b.map_or(*r, |b| b[i]);
-            let kinds = [self.kind(*r), self.kind(b)];
-            let kind = self.kind(*c);
+            if self.scale.only_where_agreed && !agreed(*r, b, self.unit, self.overflow, self.element) {
+                continue;
+            }
+            if self.scale.may_overflow && Kind::of(*c, self.overflow) != Kind::Finite {
+                continue;
+            }
+            let kinds = [Kind::of(*r, self.overflow), Kind::of(b, self.overflow)];
+            let kind = Kind::of(*c, self.overflow);
             let aim = if kinds[0] == Kind::Finite { *r } else { b };
             if kind != Kind::Finite || !kinds.contains(&Kind::Finite) {
                 if !kinds.contains(&kind) {
@@ -451,24 +457,6 @@ impl Rule<'_> {
             }
         }
     }
-
-    /// What `value` is once rounded to the output's type.
-    fn kind(&self, value: f64) -> Kind {
-        if value.is_nan() {
-            Kind::Nan
-        } else if value.abs() < self.overflow {
-            Kind::Finite
-        } else {
-            Kind::Infinite(value > 0.0)
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Finite,
-    Nan,
-    Infinite(bool),
 }
 
 #[cfg(test)]

@@ -149,6 +149,28 @@ pub(crate) fn overflow(dtype: Dtype) -> f64 {
     }
 }
 
+/// What a value is once rounded to an element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Finite,
+    Nan,
+    /// Whether it is positive.
+    Infinite(bool),
+}
+
+impl Kind {
+    /// The kind of `value` in the type whose [`overflow`] is given.
+    pub(crate) fn of(value: f64, overflow: f64) -> Self {
+        if value.is_nan() {
+            Self::Nan
+        } else if value.abs() < overflow {
+            Self::Finite
+        } else {
+            Self::Infinite(value > 0.0)
+        }
+    }
+}
+
 /// An absolute error that never counts: below it `dtype` has no relative precision, and honest
 /// kernels differ there (flushed or clamped exponentials).
 pub(crate) fn tiny(dtype: Dtype) -> f64 {

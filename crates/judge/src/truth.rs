@@ -11,17 +11,21 @@
 //! The tensors stay on disk where the oracle wrote them; here is only what is computed once for each
 //! set and output. Where the truth itself is no finite number of the output's type (overflow, masked
 //! rows), the baseline says what should stand there.
+//!
+//! Sets of special values (NaN, infinities, the largest and the smallest numbers) are checked like all
+//! others and never timed. In them an element counts only where truth and baseline agree: where PyTorch
+//! itself overflows on the way, there is no right answer that a kernel could be held to.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use autokernel_core::contract::Contract;
+use autokernel_core::contract::{Contract, Limits};
 use autokernel_core::dtype::Dtype;
 use autokernel_core::graph::TensorMeta;
 use autokernel_core::stats::median;
 use serde::{Deserialize, Serialize};
 
-use crate::source::{Logical, Tensor, decode, overflow, tiny};
+use crate::source::{Kind, Logical, Tensor, decode, overflow, tiny};
 
 /// Elements handled at once: at most 512 KiB a tensor.
 pub(crate) const CHUNK: u64 = 64 * 1024;
@@ -131,8 +135,14 @@ pub(crate) struct Scale {
     pub(crate) row: u64,
     /// The larger root mean square of baseline minus truth and of noise in each row.
     pub(crate) row_error: Vec<f64>,
-    /// Whether truth or baseline has elements that are not finite in the output's type.
+    /// Whether elements must be looked at one by one: truth or baseline has some that are not finite in the
+    /// output's type, or not all count.
     pub(crate) special: bool,
+    /// Whether elements count only where truth and baseline agree.
+    pub(crate) only_where_agreed: bool,
+    /// Whether a result that is no number says nothing: the inputs are so large that the order of two products
+    /// decides what overflows.
+    pub(crate) may_overflow: bool,
 }
 
 impl Scale {
@@ -140,6 +150,15 @@ impl Scale {
     pub(crate) fn honest(&self) -> f64 {
         self.error.max(self.noise)
     }
+}
+
+/// Whether the baseline is the truth of that element: of the same kind and, where finite, within `limit`
+/// roundings and what no type can tell from zero.
+pub(crate) fn agreed(truth: f64, baseline: f64, unit: f64, overflow: f64, limit: f64) -> bool {
+    let kinds = (Kind::of(truth, overflow), Kind::of(baseline, overflow));
+    kinds.0 == kinds.1
+        && (kinds.0 != Kind::Finite
+            || (baseline - truth).abs() <= limit * (unit * truth.abs() + f64::from(f32::MIN_POSITIVE)))
 }
 
 /// One output of one set.
@@ -169,7 +188,10 @@ pub struct TruthSet {
 #[derive(Clone, Debug)]
 pub struct Truth {
     contract: Contract,
+    /// Those of special values last.
     sets: Vec<TruthSet>,
+    /// How many are not of special values.
+    timed: usize,
     unfit: Vec<Unfit>,
     own_types: bool,
 }
@@ -185,17 +207,20 @@ impl Truth {
         let (mut unfit, mut own_types) = (vec![], false);
         for (index, set) in raw.into_iter().enumerate() {
             own_types |= set.own_types;
-            let random = !set.inputs.is_empty() && !set.family.starts_with("captured");
+            let random =
+                !set.inputs.is_empty() && !set.family.starts_with("captured") && !special(&set.family);
             let set = prepare_set(&contract, index, set)?;
             match set.all_noise().filter(|_| random) {
                 Some(reason) => unfit.push(Unfit { family: set.family, reason }),
                 None => sets.push(set),
             }
         }
-        if sets.is_empty() {
+        sets.sort_by_key(TruthSet::special);
+        let timed = sets.iter().filter(|set| !set.special()).count();
+        if timed == 0 {
             return Err(TruthError::Empty);
         }
-        let mut truth = Self { contract, sets, unfit, own_types };
+        let mut truth = Self { contract, sets, timed, unfit, own_types };
         for output in 0..truth.contract.limits.len() {
             truth.set_yardsticks(output);
         }
@@ -207,8 +232,14 @@ impl Truth {
         &self.contract
     }
 
-    /// The sets, in the oracle's order.
+    /// The sets that may be timed, in the oracle's order.
     pub fn sets(&self) -> &[TruthSet] {
+        &self.sets[..self.timed]
+    }
+
+    /// All sets that are checked: behind [`Self::sets`] those of special values. Denormals and NaN cost time
+    /// that no model spends.
+    pub fn all(&self) -> &[TruthSet] {
         &self.sets
     }
 
@@ -232,7 +263,7 @@ impl Truth {
             })
         };
         (0..self.contract.limits.len())
-            .filter(|i| !self.sets.iter().any(|set| strong(&set.outputs[*i])))
+            .filter(|i| !self.sets().iter().any(|set| strong(&set.outputs[*i])))
             .collect()
     }
 
@@ -242,6 +273,7 @@ impl Truth {
         let own_types = self.own_types;
         let scales = |sets: &mut Vec<TruthSet>| -> Vec<f64> {
             sets.iter()
+                .filter(|set| !set.special())
                 .filter_map(|set| set.outputs[output].scale.as_ref())
                 .filter(|s| s.rms > 0.0)
                 .map(|s| s.honest() / s.rms)
@@ -268,7 +300,20 @@ impl Truth {
     }
 }
 
+/// The family of the largest numbers of each type.
+const LARGE: &str = "special_large";
+
+/// Whether a family is made of special values.
+fn special(family: &str) -> bool {
+    family.starts_with("special")
+}
+
 impl TruthSet {
+    /// Whether it holds special values.
+    fn special(&self) -> bool {
+        special(&self.family)
+    }
+
     /// Why nothing can be judged here, where that is so.
     fn all_noise(&self) -> Option<String> {
         self.outputs.iter().enumerate().find_map(|(i, output)| {
@@ -296,10 +341,14 @@ fn prepare_set(contract: &Contract, index: usize, set: RawSet) -> Result<TruthSe
             return Err(TruthError::Shape { set: index, output: i });
         }
         let meta = TensorMeta::contiguous(baseline.dtype, &baseline.shape);
-        let scale = if contract.limits[i].is_some() && meta.dtype.is_float() {
-            Some(measure(&truth, &baseline, noise, &meta)?)
-        } else {
-            None
+        let limits = contract.limits[i].as_ref().filter(|_| meta.dtype.is_float());
+        let agreement = |limits: &Limits| special(&set.family).then_some(limits.element);
+        let scale = match limits {
+            Some(limits) => Some(Scale {
+                may_overflow: set.family == LARGE,
+                ..measure(&truth, &baseline, noise, &meta, agreement(limits))?
+            }),
+            None => None,
         };
         outputs.push(OutputTruth { truth, baseline, noise: noise.cloned(), meta, scale });
     }
@@ -376,9 +425,11 @@ fn measure(
     baseline: &TensorFile,
     noise: Option<&TensorFile>,
     meta: &TensorMeta,
+    agreement: Option<f64>,
 ) -> Result<Scale, TruthError> {
-    let mut scale =
-        open(truth, |t| open(baseline, |b| measure_opened((&t, truth.dtype), (&b, baseline.dtype), meta)))?;
+    let mut scale = open(truth, |t| {
+        open(baseline, |b| measure_opened((&t, truth.dtype), (&b, baseline.dtype), meta, agreement))
+    })?;
     if let Some(noise) = noise {
         open(noise, |opened| add_noise(&mut scale, (&opened, noise.dtype), meta.numel()))?;
     }
@@ -412,11 +463,14 @@ fn measure_opened(
     t: (&Opened<'_>, Dtype),
     b: (&Opened<'_>, Dtype),
     meta: &TensorMeta,
+    agreement: Option<f64>,
 ) -> Result<Scale, TruthError> {
+    let unit = meta.dtype.unit_roundoff().unwrap_or(0.0);
+    let counts = |r, b, limit| agreement.is_none_or(|within| agreed(r, b, unit, limit, within));
     let (numel, row, limit) = (meta.numel(), row_length(&meta.shape), overflow(meta.dtype));
     let (mut bytes, mut r, mut v, mut finite) = (vec![], vec![], vec![], vec![]);
     let mut rows = vec![Squares::default(); numel.div_ceil(row) as usize];
-    let (mut moments, mut size, mut special) = (Moments::default(), Squares::default(), false);
+    let (mut moments, mut size, mut special) = (Moments::default(), Squares::default(), agreement.is_some());
     let mut start = 0;
     while start < numel {
         let count = CHUNK.min(numel - start) as usize;
@@ -427,7 +481,7 @@ fn measure_opened(
         finite.clear();
         for (i, (r, b)) in r.iter().zip(&v).enumerate() {
             // A NaN compares false, so this asks for finite numbers in the output's own type.
-            if r.abs() < limit && b.abs() < limit {
+            if r.abs() < limit && b.abs() < limit && counts(*r, *b, limit) {
                 finite.push(*r);
                 size.add(*r);
                 rows[((start + i as u64) / row) as usize].add(b - r);
@@ -447,6 +501,8 @@ fn measure_opened(
         row,
         row_error: rows.into_iter().map(Squares::rms).collect(),
         special,
+        only_where_agreed: agreement.is_some(),
+        may_overflow: false,
     })
 }
 

@@ -46,14 +46,14 @@ fn honest_forms_pass(entry: &Entry, truth: &Truth) -> Vec<String> {
     let mut tried = 0;
     for (form, set, outputs) in baseline.chain(forms) {
         let family = &entry.reply.sets[set].family;
-        let Some(set) = truth.sets().iter().position(|used| used.family == *family) else { continue };
+        let Some(set) = truth.all().iter().position(|used| used.family == *family) else { continue };
         tried += 1;
         let mut comparer = Comparer::new(truth);
         for (output, file) in outputs.iter().enumerate() {
             let (source, meta) = (File::open(&file.file).unwrap(), file.meta());
             let comparison = comparer.compare(set, output, Tensor { source: &source, meta: &meta }).unwrap();
             if let Some(fault) = comparison.fault {
-                rejected.push(format!("{} by `{form}`: {fault}", entry.name));
+                rejected.push(format!("{} by `{form}`: {fault:.400}", entry.name));
             }
         }
     }
