@@ -20,7 +20,7 @@ def names(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def outputs(body: dict[str, Any]) -> dict[str, Any]:
-    """Writes the outputs of the wanted mutants on one set, until ``bytes`` are written; at least of one.
+    """Writes the outputs of the wanted mutants on one set.
 
     ``outputs`` is null for a mutant that does not exist on these shapes. With ``wide`` they are those
     of its fp64 form."""
@@ -32,15 +32,12 @@ def outputs(body: dict[str, Any]) -> dict[str, Any]:
     if wide:
         region = regions.widen(region)
         inputs, others = [_wide(t) for t in inputs], [[_wide(t) for t in one] for one in others]
-    made, written = [], 0
+    made = []
     for number, result in _results(region, inputs, others, {n: planned[n] for n in body["wanted"]}):
         files = None
         if result is not None and (result := _as_described(region, result)) is not None:
             files = [tensors.write(t.contiguous(), folder / f"mutant{number}-{i}") for i, t in enumerate(result)]
-            written += sum(t.numel() * t.element_size() for t in result)
         made.append({"mutant": number, "outputs": files})
-        if written >= body["bytes"]:
-            break
     return {"made": made}
 
 

@@ -49,7 +49,8 @@ class Mutant:
 
 
 def plan(region: dict[str, Any], most: int, seed: int) -> list[Mutant]:
-    """At most ``most`` mutants, as many kinds and places as there are; the same ones for equal arguments."""
+    """At most ``most`` mutants, as many kinds and places as there are, so that any first part of them is a fair
+    sample; the same ones for equal arguments."""
     bits = min((BITS[d] for d in _output_types(region) if d in BITS), default=24)
     found = [m for i, node in enumerate(region["nodes"]) for m in _of_node(region, i, node, bits)]
     found += [m for i, entry in enumerate(region["inputs"]) for m in _of_input(i, entry["meta"], bits)]
@@ -61,9 +62,7 @@ def plan(region: dict[str, Any], most: int, seed: int) -> list[Mutant]:
     for mutant in found:
         kinds.setdefault(mutant.kind, []).append(mutant)
     turns = (group[i] for i in range(len(found)) for group in kinds.values() if i < len(group))
-    chosen = [m for _, m in zip(range(most), turns)]
-    # Those of early nodes first: they share what runs before.
-    return sorted(chosen, key=lambda m: len(region["nodes"]) if m.node is None else m.node)
+    return [m for _, m in zip(range(most), turns)]
 
 
 def _output_types(region: dict[str, Any]) -> list[torch.dtype]:

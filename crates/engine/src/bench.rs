@@ -14,7 +14,7 @@ use crate::package::{Manifest, read_manifest};
 use crate::report::{DeviceReport, FormReport, Versions};
 use crate::session::{Capture, Oracle, Tools, open_to_children, scratch};
 use crate::tasks::rank;
-use crate::trial::{Baselines, Entrant, Places, Terms, compare_packaged, stage};
+use crate::trial::{Baselines, Entrant, Places, Terms, compare_packaged, stage_again};
 
 /// `autokernel.bench/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -109,7 +109,7 @@ impl Bench<'_> {
             observer.observe(&Event::Stage { what: format!("measuring region {id}") });
             let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch)?;
             open_to_children(folder.path())?;
-            let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
+            let judged = stage_again(oracle, self.tools, task, folder.path(), observer)?;
             baselines.prepare(self.tools, task, self.scratch, observer);
             let places = Places { task: folder.path(), scratch: self.scratch };
             let entrant = Entrant { package: self.package, artefacts: vec![], checked: None };

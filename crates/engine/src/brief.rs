@@ -6,6 +6,7 @@ use autokernel_core::contract::Limits;
 use autokernel_core::readable;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
+use autokernel_judge::Controls;
 use autokernel_store::{Candidate, Store};
 use serde::Serialize;
 
@@ -18,6 +19,8 @@ pub struct Brief {
     pub schema: String,
     pub run: String,
     pub task: Task,
+    /// How many wrong forms of the region its inputs tell from it; `None` before it was worked on.
+    pub controls: Option<Controls>,
     /// The same for a reader.
     pub text: String,
 }
@@ -27,14 +30,17 @@ pub fn brief(store: &Store, run: &str, region: &str) -> Result<Brief, EngineErro
     let run = store.run(run)?;
     let row = store.task(&run.id, region)?;
     let task: Task = serde_json::from_value(row.body)?;
+    let controls = row.outcome.and_then(|outcome| {
+        serde_json::from_value(outcome.get("report")?.get("controls")?.clone()).ok().flatten()
+    });
     let candidates = store.candidates(&run.id, &row.region)?;
     let best = best_candidate(&candidates);
     let source = match best {
         Some(candidate) => Some(String::from_utf8_lossy(&store.get_file(&candidate.source)?).into_owned()),
         None => None,
     };
-    let text = render(&task, &candidates, best.zip(source.as_deref()));
-    Ok(Brief { schema: "autokernel.brief/1".to_owned(), run: run.id, task, text })
+    let text = render(&task, controls.as_ref(), &candidates, best.zip(source.as_deref()));
+    Ok(Brief { schema: "autokernel.brief/1".to_owned(), run: run.id, task, controls, text })
 }
 
 /// The candidate that a verdict calls fastest, else the best of the screen.
@@ -57,7 +63,12 @@ pub(crate) fn screen_us(candidate: &Candidate) -> Option<f64> {
     candidate.screen.as_ref()?.get("us")?.as_f64()
 }
 
-fn render(task: &Task, candidates: &[Candidate], best: Option<(&Candidate, &str)>) -> String {
+fn render(
+    task: &Task,
+    controls: Option<&Controls>,
+    candidates: &[Candidate],
+    best: Option<(&Candidate, &str)>,
+) -> String {
     let mut text = format!("# Region {}\n\n", task.region.id);
     let _ = writeln!(
         text,
@@ -78,8 +89,18 @@ fn render(task: &Task, candidates: &[Candidate], best: Option<(&Candidate, &str)
         text.push_str("- Equal inputs must give equal bits. Inputs must not be written. Nothing outside the outputs may be written.\n");
     }
     text.push_str(
-        "- Inputs are the model's own activations and random ones of other scale, sign and spread.\n\n",
+        "- Inputs are the model's own activations and random ones of other scale, sign and spread. NaN, infinities, zeros of \
+         both signs, denormals and the type's largest numbers count: NaN and infinities must stand where PyTorch puts them.\n\
+         - Tensors may begin at any multiple of their element's size.\n",
     );
+    if let Some(controls) = controls {
+        let _ = writeln!(
+            text,
+            "- Of {} wrong forms of this region {} are told from it ({} are no other function here).",
+            controls.mutants, controls.killed, controls.equivalent
+        );
+    }
+    text.push('\n');
     text.push_str(FORMAT);
     if !candidates.is_empty() {
         let _ = writeln!(text, "## What was tried\n\n{}", history(candidates));

@@ -188,6 +188,7 @@ impl Field<'_> {
         let folder = tempfile::Builder::new().prefix("task-").tempdir_in(self.scratch)?;
         open_to_children(folder.path())?;
         let judged = stage(oracle, self.tools, task, folder.path(), observer)?;
+        let examined = |report| RegionReport { controls: judged.controls.clone(), ..report };
         let mut found = Hunt::default();
         let searched = hunt(ground, task, &judged, &mut found, observer);
         count(&mut harvest.counts, &found);
@@ -204,7 +205,7 @@ impl Field<'_> {
                     RegionReport { verdict: "rejected".to_owned(), ..none }
                 }
             };
-            return self.decide(task, report, None, harvest);
+            return self.decide(task, examined(report), None, harvest);
         }
         let missing = baselines.prepare(self.tools, task, self.scratch, observer);
         let bench = Bench { judged: &judged, baselines, folder: folder.path(), missing: &missing };
@@ -212,7 +213,7 @@ impl Field<'_> {
         if winner.is_some() && harvest.first_accepted.is_none() {
             harvest.first_accepted = Some(self.start.elapsed().as_secs_f64());
         }
-        self.decide(task, report, winner, harvest)
+        self.decide(task, examined(report), winner, harvest)
     }
 
     /// The verdicts on the finalists: the next one gets its turn when one is rejected or left open.
@@ -417,6 +418,7 @@ pub(crate) fn untried(task: &Task, reason: &str) -> RegionReport {
         verdict: "untried".to_owned(),
         reason: reason.to_owned(),
         candidate: None,
+        controls: None,
     }
 }
 

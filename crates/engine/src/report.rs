@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use autokernel_core::verdict::Interval;
+use autokernel_judge::Controls;
 use serde::{Deserialize, Serialize};
 
 /// The machine.
@@ -134,6 +135,9 @@ pub struct RegionReport {
     pub reason: String,
     /// Row number of the candidate in the store.
     pub candidate: Option<i64>,
+    /// How many wrong forms of the region its inputs tell from it; `None` where nothing was judged.
+    #[serde(default)]
+    pub controls: Option<Controls>,
 }
 
 /// How many candidates went how far.

@@ -8,8 +8,8 @@ use autokernel_core::plan::plan;
 use autokernel_core::region::Region;
 use autokernel_core::task::{CopyRate, Task};
 use autokernel_judge::{
-    Checked, Contest, Contestant, Facts, Judge, JudgeError, JudgedTask, PATIENCE, Patience, Protocol, RawSet,
-    Record, Screened, Staging, compare,
+    Checked, Contest, Contestant, Controls, Examination, Facts, Judge, JudgeError, JudgedTask, PATIENCE,
+    Patience, Protocol, RawSet, Record, Screened, Staging, compare,
 };
 use autokernel_worker::runner::RunnerConfig;
 use autokernel_worker::toolchain::BuildLimits;
@@ -26,8 +26,14 @@ use crate::session::{Oracle, Tools, beside};
 /// The bridge writes truth and baseline outputs beside it.
 pub(crate) const INPUTS: &str = "inputs";
 
-/// Most input sets of a task.
-const SETS: usize = 10;
+/// Most input sets of a task, beside those of special values: all families once for small regions.
+const SETS: u64 = 17;
+
+/// Input sets of a task whose tensors take more than [`LARGE_BYTES`].
+const SETS_OF_LARGE: u64 = 8;
+
+/// Bytes of a set, truth, baseline and noise included, from which on fewer sets have to do.
+const LARGE_BYTES: u64 = 16 << 20;
 
 /// Bytes that the input sets of one task may take on disk, truth, baseline and noise included.
 const POOL_BYTES: u64 = 2 << 30;
@@ -62,13 +68,36 @@ struct Dropped {
     reason: String,
 }
 
-/// Asks the oracle for inputs and truth under a new seed and stages them. The folder must live as
-/// long as the task is judged.
+/// Stages a task on which kernels are about to be judged: its inputs must tell wrong forms of the region from it.
 pub(crate) fn stage(
     oracle: &mut Oracle,
     tools: &Tools,
     task: &Task,
     folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<JudgedTask, EngineError> {
+    staged(oracle, tools, task, folder, true, observer)
+}
+
+/// Stages a task whose controls were run when the claim was made that is now repeated.
+pub(crate) fn stage_again(
+    oracle: &mut Oracle,
+    tools: &Tools,
+    task: &Task,
+    folder: &Path,
+    observer: &mut dyn Observer,
+) -> Result<JudgedTask, EngineError> {
+    staged(oracle, tools, task, folder, false, observer)
+}
+
+/// Asks the oracle for inputs and truth under a new seed and stages them. The folder must live as
+/// long as the task is judged.
+fn staged(
+    oracle: &mut Oracle,
+    tools: &Tools,
+    task: &Task,
+    folder: &Path,
+    examined: bool,
     observer: &mut dyn Observer,
 ) -> Result<JudgedTask, EngineError> {
     let occurrence = task
@@ -77,11 +106,12 @@ pub(crate) fn stage(
         .ok_or_else(|| EngineError::Package("a task without a place in the model".to_owned()))?;
     let each =
         task.region.bytes() + 3 * task.region.output_metas().iter().map(|meta| meta.numel() * 8).sum::<u64>();
-    let sets = (POOL_BYTES / each.max(1)).clamp(3, SETS as u64);
+    let most = if each > LARGE_BYTES { SETS_OF_LARGE } else { SETS };
+    let sets = (POOL_BYTES / each.max(1)).clamp(3, most);
     let seed = random_seed()?;
-    let body =
+    let mut body =
         json!({ "region": task.region, "occurrence": occurrence, "sets": sets, "seed": seed, "dir": folder });
-    let reply: Sets = serde_json::from_value(oracle.ask(tools, "region_inputs", body)?)?;
+    let reply: Sets = serde_json::from_value(oracle.ask(tools, "region_inputs", body.clone())?)?;
     for dropped in reply.dropped {
         let what = format!(
             "region {}: inputs `{}` are not used: {}",
@@ -91,8 +121,27 @@ pub(crate) fn stage(
     }
     let written = task.region.output_metas().iter().map(|meta| meta.bytes()).sum();
     let floor = floor_us(written, &tools.device.copy);
-    let (region, contract) = (task.region.clone(), task.contract.clone());
-    let judged = JudgedTask::stage(region, contract, reply.sets, task.eager_us, Some(floor))?;
+    let of = |sets: Vec<RawSet>| {
+        let (region, contract) = (task.region.clone(), task.contract.clone());
+        JudgedTask::stage(region, contract, sets, task.eager_us, Some(floor))
+    };
+    let mut judged = of(reply.sets.clone())?;
+    if examined {
+        let ask = &mut |op: &'static str, body| oracle.ask(tools, op, body);
+        let mut examination = Examination::begin(&task.region, &folder.join("mutants"), seed, ask)?;
+        examination.run(&judged.truth, ask)?;
+        let mut controls = examination.result();
+        if !controls.fit() {
+            // The usual families do not show what is wrong with some: perhaps the others do.
+            body["other_than"] = reply.sets.iter().map(|set| set.family.as_str()).collect();
+            let more: Sets = serde_json::from_value(ask("region_inputs", body)?)?;
+            let added = more.sets.iter().map(|set| set.family.clone()).collect();
+            judged = of(reply.sets.into_iter().chain(more.sets).collect())?;
+            examination.run(&judged.truth, ask)?;
+            controls = Controls { added, ..examination.result() };
+        }
+        judged.controls = Some(controls.sufficient()?);
+    }
     for unfit in judged.truth.unfit() {
         let what =
             format!("region {}: inputs `{}` are not used: {}", task.region.id, unfit.family, unfit.reason);

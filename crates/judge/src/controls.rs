@@ -11,7 +11,7 @@
 //! the truth by less than kernels that are right differ from each other; and its outputs in the
 //! region's own types, where shortcuts show that are exact in theory, are as good as honest ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -31,11 +31,15 @@ pub const LEAST_KILLED: f64 = 0.95;
 /// Mutants of a task, at most. Small graphs have fewer.
 const MOST: usize = 96;
 
-/// New mutants are taken up for this long at most; one of large tensors has to make do with fewer.
+/// New mutants are taken up for this long at most, once there are [`LEAST`]: a task of large tensors has to
+/// make do with fewer.
 const PATIENCE: Duration = Duration::from_secs(8);
 
+/// Mutants that every task tries if it has them.
+const LEAST: usize = 32;
+
 /// Bytes of outputs that the oracle writes for one request.
-const REQUEST_BYTES: u64 = 64 << 20;
+const REQUEST_BYTES: u64 = 256 << 20;
 
 /// An fp64 form that moves no further than this many honest errors is the same function.
 const SAME: f64 = 0.5;
@@ -72,6 +76,15 @@ impl Controls {
     /// Whether enough are killed.
     pub fn fit(&self) -> bool {
         self.share() >= LEAST_KILLED
+    }
+
+    /// Refuses a task on whose inputs too many wrong forms pass.
+    pub fn sufficient(self) -> Result<Self, JudgeError> {
+        if self.fit() {
+            return Ok(self);
+        }
+        let of = self.mutants - self.equivalent;
+        Err(JudgeError::Blind { killed: self.killed, of, survivors: self.survivors })
     }
 }
 
@@ -147,15 +160,15 @@ impl<'a> Examination<'a> {
             .map(|i| (i, Comparer::new(truth)))
             .collect();
         for set in &sets {
-            let mut wanted: Vec<usize> = alive.keys().copied().collect();
-            while !wanted.is_empty() {
-                if start.elapsed() > PATIENCE && set == &sets[0] {
+            let wanted: Vec<usize> = alive.keys().copied().collect();
+            let mut tried = 0;
+            for wanted in wanted.chunks(self.at_once()) {
+                if set == &sets[0] && tried >= LEAST && start.elapsed() > PATIENCE {
                     wanted.iter().for_each(|i| drop(alive.remove(i)));
-                    break;
+                    continue;
                 }
-                let made = self.outputs(truth, *set, &wanted, false, ask)?;
-                for Outputs { mutant, outputs } in made {
-                    wanted.retain(|i| *i != mutant);
+                tried += wanted.len();
+                for Outputs { mutant, outputs } in self.outputs(truth, *set, wanted, false, ask)? {
                     let Some(comparer) = alive.get_mut(&mutant) else { continue };
                     let fate = match outputs {
                         None => Fate::Unsuited,
@@ -183,10 +196,8 @@ impl<'a> Examination<'a> {
         ask: Ask<'_, E>,
     ) -> Result<(), E> {
         for set in sets {
-            let mut wanted = same.clone();
-            while !wanted.is_empty() {
-                for Outputs { mutant, outputs } in self.outputs(truth, *set, &wanted, true, ask)? {
-                    wanted.retain(|i| *i != mutant);
+            for wanted in same.clone().chunks(self.at_once()) {
+                for Outputs { mutant, outputs } in self.outputs(truth, *set, wanted, true, ask)? {
                     let moved = match outputs {
                         None => true,
                         Some(files) => moves(truth, *set, &files)?,
@@ -215,15 +226,20 @@ impl<'a> Examination<'a> {
         let others: Vec<Vec<&TensorFile>> = [set + 1, set + 2].map(|set| baseline(set).collect()).into();
         let body = json!({
             "region": self.region, "most": MOST, "seed": self.seed, "wanted": wanted, "wide": wide,
-            "inputs": sets[set].inputs, "others": others, "dir": self.folder, "bytes": REQUEST_BYTES,
+            "inputs": sets[set].inputs, "others": others, "dir": self.folder,
         });
         let made = understood::<Made>(ask("mutant_outputs", body)?)?.made;
-        if !made.iter().any(|made| wanted.contains(&made.mutant)) {
-            return Err(
-                JudgeError::Controls { reason: "the oracle made none of the mutants".to_owned() }.into()
-            );
+        if made.iter().map(|made| made.mutant).collect::<BTreeSet<_>>() != wanted.iter().copied().collect() {
+            let reason = "other mutants were made than wanted".to_owned();
+            return Err(JudgeError::Controls { reason }.into());
         }
         Ok(made)
+    }
+
+    /// Mutants of one request.
+    fn at_once(&self) -> usize {
+        let bytes: u64 = self.region.output_metas().iter().map(|meta| meta.bytes()).sum();
+        (REQUEST_BYTES / bytes.max(1)).clamp(1, MOST as u64) as usize
     }
 
     /// What it came to so far.

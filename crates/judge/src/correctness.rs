@@ -23,6 +23,7 @@ use autokernel_worker::runner::{Batch, Call, Runner, RunnerConfig, RunnerError};
 use autokernel_worker::toolchain::{Artefact, BuildError, BuildLimits, Toolchain};
 use serde::{Deserialize, Serialize};
 
+use crate::controls::Controls;
 use crate::error::JudgeError;
 use crate::fault::Fault;
 use crate::lock::{LOCK_PATIENCE, MachineLock};
@@ -49,6 +50,8 @@ pub struct JudgedTask {
     pub baseline_us: f64,
     /// Below this time per call a candidate goes to audit; see "limit" in the design.
     pub floor_us: Option<f64>,
+    /// What its wrong forms came to, where they were tried.
+    pub controls: Option<Controls>,
     inputs: Arena,
     buffers: Vec<Vec<usize>>,
 }
@@ -66,7 +69,7 @@ impl JudgedTask {
         let _beside = MachineLock::work(LOCK_PATIENCE)?;
         let truth = Truth::prepare(contract, sets)?;
         let (inputs, buffers) = stage_inputs(&region, &truth)?;
-        Ok(Self { region, truth, baseline_us, floor_us, inputs, buffers })
+        Ok(Self { region, truth, baseline_us, floor_us, controls: None, inputs, buffers })
     }
 
     fn timeout(&self, calls: usize) -> Duration {
@@ -76,6 +79,10 @@ impl JudgedTask {
 }
 
 /// One buffer for each distinct file: constant inputs are the same in most sets.
+///
+/// A package calls a kernel with tensors that begin anywhere (a slice of a larger one), so the inputs of sets that
+/// are never timed stand at addresses that are aligned to their elements and, in turns, to little more. Outputs
+/// are the package's own allocations and always aligned.
 fn stage_inputs(region: &Region, truth: &Truth) -> Result<(Arena, Vec<Vec<usize>>), JudgeError> {
     let mut known: HashMap<&Path, usize> = HashMap::new();
     let (mut specs, mut files, mut buffers) = (vec![], vec![], vec![]);
@@ -90,7 +97,8 @@ fn stage_inputs(region: &Region, truth: &Truth) -> Result<(Arena, Vec<Vec<usize>
                 return Err(JudgeError::Layout { set: s, input: i });
             }
             row.push(*known.entry(&tensor.file).or_insert_with(|| {
-                specs.push(BufferSpec { bytes: meta.extent() * meta.dtype.size(), align: ALIGN });
+                let align = if s < truth.sets().len() { ALIGN } else { meta.dtype.size() << (2 * (i % 2)) };
+                specs.push(BufferSpec { bytes: meta.extent() * meta.dtype.size(), align });
                 files.push(tensor.file.as_path());
                 specs.len() - 1
             }));
@@ -147,6 +155,9 @@ pub struct Checked {
     pub families: Vec<String>,
     /// Worst metrics of each output.
     pub worst: Vec<Metrics>,
+    /// How well the sets tell wrong from right, where that was tried.
+    #[serde(default)]
+    pub controls: Option<Controls>,
 }
 
 /// Why the way ends here: the candidate's fault, or ours.
@@ -242,8 +253,13 @@ impl Judge {
             session.compare_again(*call, &digests[call.0], &mut comparer, Stage::Determinism)?;
         }
         let families = task.truth.all().iter().map(|set| set.family.clone()).collect();
-        let checked =
-            Checked { artefact: artefact.id.clone(), seed, families, worst: comparer.worst().to_vec() };
+        let checked = Checked {
+            artefact: artefact.id.clone(),
+            seed,
+            families,
+            worst: comparer.worst().to_vec(),
+            controls: task.controls.clone(),
+        };
         let estimate_us = micros(batch.wall) / sets as f64;
         Ok(Verified { artefact, plan, session, checked, stream, digests, estimate_us })
     }

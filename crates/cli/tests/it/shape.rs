@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 /// Fields that may be null or missing, depending on what was measured.
-const OPTIONAL: [&str; 6] = ["best_us", "candidate", "first_accepted", "reason", "speedup", "breaks"];
+const OPTIONAL: [&str; 7] =
+    ["best_us", "candidate", "controls", "first_accepted", "reason", "speedup", "breaks"];
 /// Maps whose keys are data.
 const MAPS: [&str; 2] = ["copy_gb_per_s", "rejected"];
 
