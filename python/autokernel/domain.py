@@ -30,9 +30,9 @@ class Range:
         if low == -math.inf and high == math.inf:
             return values
         if high == math.inf:
-            return values.abs().add_(low) if low >= 0 else values.clamp(min=low)
+            return values.abs().add_(low) if low >= 0 else torch.where(values < low, 2 * low - values, values)
         if low == -math.inf:
-            return values.abs().neg_().add_(high) if high <= 0 else values.clamp(max=high)
+            return values.abs().neg_().add_(high) if high <= 0 else torch.where(values > high, 2 * high - values, values)
         size = values.abs()
         # One stays one, so that the ends are met.
         part = torch.where((size > 0) & (size.frac() == 0), 1.0, size.frac())

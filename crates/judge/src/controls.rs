@@ -303,3 +303,6 @@ fn honest(comparer: &Comparer<'_>) -> bool {
         })
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -323,3 +323,91 @@ fn a_truth_in_own_types_is_as_exact_as_its_roundings() {
     let cheap: Vec<f64> = values.iter().map(|v| bf16(*v)).collect();
     assert!(check(&prepare(None), 0, &f32s(&cheap)).fault.is_some(), "lower precision");
 }
+
+/// A set of special values beside an ordinary one; `b` is the baseline where it differs from the truth.
+fn special(dir: &Path, family: &str, values: &[f64], b: &[(usize, f64)]) -> Truth {
+    let ordinary = noise(31, values.len());
+    let set = |family: &str, values: &[f64], b: &[(usize, f64)]| {
+        let mut own = values.to_vec();
+        b.iter().for_each(|(i, value)| own[*i] = *value);
+        RawSet {
+            family: family.into(),
+            inputs: vec![],
+            truth: vec![write(dir, &format!("r{family}"), Dtype::F64, &[64, 64], &f64s(values))],
+            baseline: vec![write(dir, &format!("b{family}"), Dtype::F32, &[64, 64], &f32s(&own))],
+            noise: vec![],
+            own_types: false,
+        }
+    };
+    let limits = vec![Limits::for_dtype(Dtype::F32, 1)];
+    // As the oracle never sends them: special values first.
+    let sets = vec![set(family, values, b), set("normal", &ordinary, &[])];
+    Truth::prepare(Contract { limits, deterministic: true }, sets).unwrap()
+}
+
+fn check_special(truth: &Truth, values: &[f64], changes: &[(usize, f64)]) -> Option<Metric> {
+    let mut ours = values.to_vec();
+    changes.iter().for_each(|(i, value)| ours[*i] = *value);
+    let meta = TensorMeta::contiguous(Dtype::F32, &[64, 64]);
+    let set = truth.sets().len();
+    let bytes = f32s(&ours);
+    metric(&Comparer::new(truth).compare(set, 0, Tensor { source: &bytes, meta: &meta }).unwrap())
+}
+
+#[test]
+fn special_values_are_checked_and_never_timed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut values = noise(30, 64 * 64);
+    values[5] = f64::NAN;
+    values[6] = f64::INFINITY;
+    let truth = special(dir.path(), "special", &values, &[(7, f64::NAN), (8, f64::INFINITY), (9, 0.0)]);
+    let families =
+        |sets: &[crate::truth::TruthSet]| sets.iter().map(|s| s.family.clone()).collect::<Vec<_>>();
+    assert_eq!(families(truth.sets()), ["normal"]);
+    assert_eq!(families(truth.all()), ["normal", "special"]);
+
+    assert_eq!(check_special(&truth, &values, &[]), None);
+    for wrong in [(5, 0.0), (5, f64::INFINITY), (6, f64::NEG_INFINITY), (6, 3e38), (10, f64::NAN)] {
+        assert_eq!(check_special(&truth, &values, &[wrong]), Some(Metric::NonFinite), "{wrong:?}");
+    }
+    assert_eq!(check_special(&truth, &values, &[(11, values[11] + 1e-3)]), Some(Metric::Element));
+    // Where PyTorch itself left the truth nothing is decided, and nothing else hides behind it.
+    for undecided in [(7, 0.5), (7, f64::NAN), (8, 1.0), (9, 0.0), (9, f64::NAN), (9, 1e30)] {
+        assert_eq!(check_special(&truth, &values, &[undecided]), None, "{undecided:?}");
+    }
+}
+
+#[test]
+fn the_order_of_products_decides_what_overflows() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut values = noise(32, 64 * 64);
+    values[5] = 3e38;
+    values[6] = 1e39;
+    let truth = special(dir.path(), "special_large", &values, &[]);
+    for honest in [(5, 3e38), (5, f64::INFINITY), (6, f64::NAN), (7, f64::INFINITY)] {
+        assert_eq!(check_special(&truth, &values, &[honest]), None, "{honest:?}");
+    }
+    for wrong in [(5, 1e38), (5, -3e38), (7, 0.0)] {
+        assert_eq!(check_special(&truth, &values, &[wrong]), Some(Metric::Element), "{wrong:?}");
+    }
+    assert_eq!(check_special(&truth, &values, &[(6, 3e38)]), Some(Metric::NonFinite), "a clamp");
+}
+
+#[test]
+fn displacement_is_in_units_of_honest_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let values = noise(33, 64 * 64);
+    let truth = truth(dir.path(), &[64, 64], std::slice::from_ref(&values));
+    let moved = |name: &str, change: &dyn Fn(f64) -> f64| {
+        let form: Vec<f64> = values.iter().map(|v| change(*v)).collect();
+        let file = write(dir.path(), name, Dtype::F64, &[64, 64], &f64s(&form));
+        displacement(&truth.sets()[0].outputs[0], &file).unwrap().unwrap()
+    };
+    let none = moved("same", &|v| v);
+    assert!(none.ratio == 0.0 && none.element == 0.0);
+    let little = moved("little", &|v| v * (1.0 + 1e-9));
+    assert!(little.ratio < 0.1 && little.element < 0.1, "{little:?}");
+    let more = moved("more", &|v| v * (1.0 + UNIT));
+    assert!(more.ratio > 1.0 && more.ratio < 4.0 && more.element > 0.5, "{more:?}");
+    assert!(moved("lost", &|v| if v > 3.0 { f64::NAN } else { v }).ratio.is_infinite());
+}

@@ -221,7 +221,7 @@ def make(name, folder, seed):
     oracle.load({"model": support.write_model(text), "inputs": [], "seed": seed % 1000})
     graph = oracle.capture({})["graphs"][0]
     region, occurrence = support.cut(graph, support.all_calls(graph))
-    body = {"region": region, "occurrence": occurrence, "sets": 24, "seed": seed, "dir": str(folder / name)}
+    body = {"region": region, "occurrence": occurrence, "sets": 17, "seed": seed, "dir": str(folder / name)}
     reply = oracle.region_inputs(body)
     # Inputs of a region come in the order of their first use.
     order = [n["name"] for n in graph["nodes"] if n["name"] in occurrence["inputs"] and n["kind"] != "call"]
