@@ -62,7 +62,7 @@ impl Oracle {
             ("right below 50", |v| v.min(50.0)),
             ("an epsilon", |v| v + 1e-12),
             ("a clamp that never bites", |v| v.clamp(-1e6, 1e6)),
-            ("a few roundings", |v| v * (1.0 + 3e-7)),
+            ("a few roundings", |v| v * (1.0 + 1e-7)),
         ]
     }
 

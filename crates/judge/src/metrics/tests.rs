@@ -387,7 +387,7 @@ fn the_order_of_products_decides_what_overflows() {
     for honest in [(5, 3e38), (5, f64::INFINITY), (6, f64::NAN), (7, f64::INFINITY)] {
         assert_eq!(check_special(&truth, &values, &[honest]), None, "{honest:?}");
     }
-    for wrong in [(5, 1e38), (5, -3e38), (7, 0.0)] {
+    for wrong in [(5, 1e38), (5, -3e38), (100, 0.0)] {
         assert_eq!(check_special(&truth, &values, &[wrong]), Some(Metric::Element), "{wrong:?}");
     }
     assert_eq!(check_special(&truth, &values, &[(6, 3e38)]), Some(Metric::NonFinite), "a clamp");

@@ -95,6 +95,26 @@ pub(crate) const WRONG: &[(&str, Stage, &str)] = &[
         "for (int64_t i = 0; i < rows; i++) { float f = scale(x + i * cols + 1, cols); for (int64_t j = 0; j < cols; j++) out[i * cols + j] = x[i * cols + j] * f * w[j]; }",
     ),
     (
+        "NaN left out of the sum",
+        Stage::Correctness,
+        "for (int64_t i = 0; i < rows; i++) { float sum = 0; for (int64_t j = 0; j < cols; j++) { float v = x[i * cols + j]; sum += v == v ? v * v : 0; } float f = 1.0f / std::sqrt(sum / (float)cols + 1e-6f); for (int64_t j = 0; j < cols; j++) out[i * cols + j] = x[i * cols + j] * f * w[j]; }",
+    ),
+    (
+        "right at aligned inputs only",
+        Stage::Correctness,
+        "if ((uintptr_t)x % 16) return; for (int64_t i = 0; i < rows; i++) row(x + i * cols, w, out + i * cols, cols);",
+    ),
+    (
+        "right at equally aligned inputs only",
+        Stage::Correctness,
+        "if (((uintptr_t)x ^ (uintptr_t)w) % 64) return; for (int64_t i = 0; i < rows; i++) row(x + i * cols, w, out + i * cols, cols);",
+    ),
+    (
+        "aligned loads",
+        Stage::Run,
+        "typedef float V __attribute__((vector_size(16))); V v = *(const V*)(const void*)x; asm volatile(\"\" :: \"x\"(v)); for (int64_t i = 0; i < rows; i++) row(x + i * cols, w, out + i * cols, cols);",
+    ),
+    (
         "adds to what was there",
         Stage::Correctness,
         "for (int64_t i = 0; i < rows; i++) { float f = scale(x + i * cols, cols); for (int64_t j = 0; j < cols; j++) out[i * cols + j] = out[i * cols + j] * 0.0f + x[i * cols + j] * f * w[j]; }",

@@ -72,7 +72,7 @@ fn honest_kernels_are_ranked(world: &World) {
     for (name, body) in HONEST {
         let screened = world.ranked(&kernel(body));
         assert!(screened.us > 0.0 && screened.samples.len() >= 3, "{name}");
-        assert_eq!(screened.checked.families.len(), world.task.truth.sets().len());
+        assert_eq!(screened.checked.families.len(), world.task.truth.all().len());
         let worst = screened.checked.worst[0];
         assert!(worst.ratio > 0.0 && worst.ratio < 4.0, "{name}: {worst:?}");
     }

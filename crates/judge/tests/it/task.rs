@@ -54,7 +54,7 @@ fn region() -> Region {
     }
 }
 
-/// Inputs of six families, with zero mean, with offset, of mixed and of small scale.
+/// Inputs of six families, with zero mean, with offset, of mixed and of small scale; then special values.
 fn inputs() -> Vec<(&'static str, Vec<f32>)> {
     let count = ROWS * COLS;
     let map = |seed, f: &dyn Fn(usize, f32) -> f32| {
@@ -67,6 +67,7 @@ fn inputs() -> Vec<(&'static str, Vec<f32>)> {
         ("wide rows", map(4, &|i, v| v * 10.0_f32.powi((i / COLS % 5) as i32 - 2))),
         ("small", map(5, &|_, v| v * 1e-3)),
         ("outlier", map(6, &|i, v| if i % 4001 == 7 { 1e3 } else { v })),
+        ("special", map(7, &|i, v| if i % 4001 == 7 { [f32::NAN, f32::INFINITY][i / 4001 % 2] } else { v })),
     ]
 }
 
