@@ -102,6 +102,7 @@ pub(crate) fn honest_kernels_pass_and_mutants_do_not() {
             start.elapsed().as_secs_f64(),
             found.survivors
         );
+        assert!(found.mutants >= 25 && found.fit(), "{} with seed {seed}: {found:?}", entry.name);
     }
     assert!(wrong.is_empty(), "seed {seed}:\n{}", wrong.join("\n"));
 }
