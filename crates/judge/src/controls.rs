@@ -164,7 +164,7 @@ impl<'a> Examination<'a> {
             let mut tried = 0;
             for wanted in wanted.chunks(self.at_once()) {
                 if set == &sets[0] && tried >= LEAST && start.elapsed() > PATIENCE {
-                    wanted.iter().for_each(|i| drop(alive.remove(i)));
+                    alive.retain(|i, _| !wanted.contains(i));
                     continue;
                 }
                 tried += wanted.len();
@@ -208,7 +208,9 @@ impl<'a> Examination<'a> {
                 }
             }
         }
-        same.into_iter().for_each(|mutant| self.fates[mutant] = Fate::Equivalent);
+        for mutant in same {
+            self.fates[mutant] = Fate::Equivalent;
+        }
         Ok(())
     }
 

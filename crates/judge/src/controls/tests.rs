@@ -10,6 +10,8 @@ use crate::truth::RawSet;
 
 const N: usize = 4096;
 
+type Form = fn(f64) -> f64;
+
 /// `f(x) = x`, on numbers around zero and on numbers above 100.
 struct Oracle {
     dir: tempfile::TempDir,
@@ -21,7 +23,7 @@ impl Oracle {
     fn new(families: &[(&'static str, f64)]) -> Self {
         let values = |offset: f64, seed: usize| {
             (0..N)
-                .map(|i| f64::from(((i * 2654435761 + seed) % 10_007) as f32 / 5000.0 - 1.0) + offset)
+                .map(|i| f64::from(((i * 2_654_435_761 + seed) % 10_007) as f32 / 5000.0 - 1.0) + offset)
                 .collect()
         };
         let sets =
@@ -56,7 +58,7 @@ impl Oracle {
     }
 
     /// Wrong forms by name, and what they make of a value.
-    fn mutants() -> Vec<(&'static str, fn(f64) -> f64)> {
+    fn mutants() -> Vec<(&'static str, Form)> {
         vec![
             ("zero", |_| 0.0),
             ("right below 50", |v| v.min(50.0)),

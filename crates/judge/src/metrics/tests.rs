@@ -329,7 +329,9 @@ fn special(dir: &Path, family: &str, values: &[f64], b: &[(usize, f64)]) -> Trut
     let ordinary = noise(31, values.len());
     let set = |family: &str, values: &[f64], b: &[(usize, f64)]| {
         let mut own = values.to_vec();
-        b.iter().for_each(|(i, value)| own[*i] = *value);
+        for (i, value) in b {
+            own[*i] = *value;
+        }
         RawSet {
             family: family.into(),
             inputs: vec![],
@@ -347,7 +349,9 @@ fn special(dir: &Path, family: &str, values: &[f64], b: &[(usize, f64)]) -> Trut
 
 fn check_special(truth: &Truth, values: &[f64], changes: &[(usize, f64)]) -> Option<Metric> {
     let mut ours = values.to_vec();
-    changes.iter().for_each(|(i, value)| ours[*i] = *value);
+    for (i, value) in changes {
+        ours[*i] = *value;
+    }
     let meta = TensorMeta::contiguous(Dtype::F32, &[64, 64]);
     let set = truth.sets().len();
     let bytes = f32s(&ours);

@@ -61,7 +61,8 @@ fn honest_forms_pass(entry: &Entry, truth: &Truth) -> Vec<String> {
     rejected
 }
 
-/// With a seed of the clock, so that over time the panel is held against many inputs; a failure names it.
+/// With a seed of the system, so that over time the panel is held against many inputs; a failure names it.
+#[expect(clippy::print_stdout, reason = "a test program")]
 pub(crate) fn honest_kernels_pass_and_mutants_do_not() {
     let interpreter = autokernel_testbed::interpreter();
     let dir = tempfile::tempdir().unwrap();
