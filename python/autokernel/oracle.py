@@ -95,7 +95,8 @@ class Oracle:
     def handlers(self) -> dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]:
         """The operations by name."""
         operations = (
-            self.load, self.capture, self.profile, self.put_back, self.region_inputs, self.region_mutants, self.mutant_outputs, self.model_truth,
+            self.load, self.capture, self.profile, self.put_back, self.region_inputs, self.region_mutants, self.mutant_outputs,
+            self.model_truth,
         )
         return {op.__name__: (lambda body, _fds, op=op: op(body)) for op in operations}
 

@@ -149,7 +149,7 @@ pub(crate) const WRONG: &[(&str, Stage, &str)] = &[
     (
         "stops working after some calls",
         Stage::Timed,
-        // Six calls a checked batch, one of each set.
-        "if (s[0] != 42) { s[0] = 42; s[1] = 0; }\nif (s[1]++ < 6) for (int64_t i = 0; i < rows; i++) row(x + i * cols, w, out + i * cols, cols);",
+        // Seven calls a checked batch, one of each set.
+        "if (s[0] != 42) { s[0] = 42; s[1] = 0; }\nif (s[1]++ < 7) for (int64_t i = 0; i < rows; i++) row(x + i * cols, w, out + i * cols, cols);",
     ),
 ];
