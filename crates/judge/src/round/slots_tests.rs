@@ -365,7 +365,7 @@ fn verdict(kind: Kind, batch_ms: f64) -> Verdict {
 #[test]
 fn honest_kernels_are_faster() {
     for kind in [Kind::Honest, Kind::Prepares] {
-        for batch_ms in [1.0, 0.05] {
+        for batch_ms in [1.0, 0.04] {
             let evidence = judge(kind, Alone::Right, batch_ms).unwrap();
             assert_eq!(decide(&evidence).unwrap().verdict.name(), "faster", "{kind:?}");
             for round in &evidence.rounds {
@@ -405,7 +405,7 @@ fn kept_results_are_found_out() {
     ] {
         let kind = if kind == Kind::FirstCalls(0) { Kind::FirstCalls(1) } else { kind };
         // Batches of twenty calls, and of a single one.
-        for batch_ms in [1.0, 0.05] {
+        for batch_ms in [1.0, 0.04] {
             match verdict(kind, batch_ms) {
                 Verdict::Rejected { stage: Stage::Timed, reason } => {
                     let known = reason.contains("fresh process") || reason.contains("on inputs `set");
