@@ -21,6 +21,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from . import backend, confine, model, region as regions, tensors
 from .kernels import Kernel, Unsuitable
@@ -167,8 +168,6 @@ class Zygote:
         return {"prepare": self.prepare, "fork": self.fork, "quit": _quit}
 
     def prepare(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
-        import time
-
         subject = body["subject"]
         self.threads = int(body.get("threads") or subject.get("threads") or 1)
         # The compiler's children must be waited for; see fork.
@@ -245,34 +244,100 @@ def _child(zygote: Zygote, parent: int, fd: int) -> None:
 
 
 class Child:
-    """Runs staged calls and says where their results lie."""
+    """Runs staged calls and says where their results lie.
+
+    A call's arguments are a *slot*: for a region, inputs of its own beside the constant inputs of its
+    group; for a whole model, a draw of its own. Slots stay where they are, and `refresh` gives them new
+    content outside of the clock, so that what a call computes was never seen by this process before.
+    """
 
     def __init__(self, subject: Subject):
         self.subject = subject
         self.staged: list[tuple[tuple, dict]] = []
         self.results: list[Any] = []
         self._words: dict[Any, dict[str, Any]] = {}
+        self._constants: list[dict[int, torch.Tensor]] = []
+        self._fixed = False
+        self._wake = torch.zeros(1 << 18)
         # Forked children would share one address layout, and with it its luck; shift each a little.
         self._padding = [torch.empty(4096 * (1 + byte)) for byte in os.urandom(2)]
 
     def handlers(self) -> dict[str, Any]:
-        return {"stage": self.stage, "batch": self.batch, "outputs": self.outputs, "release": self.release, "quit": _quit}
+        return {
+            "stage": self.stage, "refresh": self.refresh, "batch": self.batch, "outputs": self.outputs,
+            "release": self.release, "quit": _quit,
+        }
 
     def stage(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
-        self.staged, self.results = [], []
-        if "draws" in body:
-            if self.subject.draw is None:
-                raise RequestError("protocol", "a region has no draws of its own")
-            for seed in body["draws"]:
-                args, kwargs = model.copy_inputs(self.subject.draw(seed))
-                self.staged.append((tuple(args), kwargs))
-        else:
-            for entry in body["sets"]:
-                self.staged.append((tuple(tensors.read(file) for file in entry["inputs"]), {}))
+        """Makes slots: draws of the model under `draws`, or empty inputs of a region, as many as `slots` says in all."""
+        self.results = []
+        reply = self._stage_draws(body["draws"]) if "draws" in body else self._stage_inputs(body)
         gc.collect()
         gc.freeze()
         gc.disable()
-        return {"staged": len(self.staged)}
+        return {"staged": len(self.staged), **reply}
+
+    def _stage_draws(self, seeds: list[int]) -> dict[str, Any]:
+        started = time.perf_counter()
+        self.staged = [self._draw(seed) for seed in seeds]
+        seconds = (time.perf_counter() - started) / max(len(seeds), 1)
+        if len(self.staged) > 1:
+            # Factories with inputs of their own give the same ones under every seed.
+            first, second = (pytree.tree_leaves(slot) for slot in self.staged[:2])
+            self._fixed = len(first) == len(second) and all(map(_equal, first, second))
+        size = max((sum(map(_size, pytree.tree_leaves(slot))) for slot in self.staged), default=0)
+        return {"bytes": size, "seconds": seconds, "fixed": self._fixed}
+
+    def _stage_inputs(self, body: dict[str, Any]) -> dict[str, Any]:
+        inputs, groups = body["inputs"], body["groups"]
+        if not self._constants:
+            constant = [place for place, item in enumerate(inputs) if item["constant"]]
+            self._constants = [{place: _empty(inputs[place]["meta"]) for place in constant} for _ in range(groups)]
+        for slot in range(len(self.staged), body["slots"]):
+            shared = self._constants[slot % groups]
+            args = (shared[place] if place in shared else _empty(item["meta"]) for place, item in enumerate(inputs))
+            self.staged.append((tuple(args), {}))
+        return {}
+
+    def refresh(self, body: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """New content for these slots: from a memory file that comes with the request, or drawn anew.
+
+        The file is open only in here, and no kernel runs before it is closed. Whoever looks at version
+        counters sees that the tensors were written to.
+        """
+        if "seeds" in body:
+            for slot, seed, plain in zip(body["slots"], body["seeds"], body["plain"], strict=True):
+                drawn = self._draw(seed)
+                if self._fixed and not plain:
+                    drawn = _edited(drawn, seed)
+                self.staged[slot] = _moved_into(self.staged[slot], drawn)
+        else:
+            (content,) = descriptors
+            try:
+                self._copy(content, body)
+            finally:
+                os.close(content)
+        # Threads that slept meanwhile are woken by work of ours: a call of the kernel here could look
+        # at what it is to be timed on.
+        for _ in range(4):
+            self._wake.add_(1)
+        return {"refreshed": len(body["slots"])}
+
+    def _copy(self, content: int, body: dict[str, Any]) -> None:
+        for group, offsets in zip(self._constants, body.get("constants") or (), strict=False):
+            for place, offset in zip(sorted(group), offsets, strict=True):
+                _fill(group[place], content, offset)
+        for slot, offsets in zip(body["slots"], body["offsets"], strict=True):
+            shared = self._constants[slot % len(self._constants)]
+            own = [item for place, item in enumerate(self.staged[slot][0]) if place not in shared]
+            for item, offset in zip(own, offsets, strict=True):
+                _fill(item, content, offset)
+
+    def _draw(self, seed: int) -> tuple[tuple, dict]:
+        if self.subject.draw is None:
+            raise RequestError("protocol", "a region has no draws of its own")
+        args, kwargs = model.copy_inputs(self.subject.draw(seed))
+        return tuple(args), kwargs
 
     def batch(self, body: dict[str, Any], _descriptors: list[int]) -> dict[str, Any]:
         """Runs the calls back to back. With `addresses: false` the reply says only that they are done; see `outputs`."""
@@ -304,6 +369,73 @@ class Child:
             words = {"bytes": tensors.extent(described["shape"], described["stride"]) * item.element_size(), **described}
             self._words[key] = words
         return {"address": item.data_ptr(), **words}
+
+
+def _empty(meta: dict[str, Any]) -> torch.Tensor:
+    """A tensor that has what it needs and nothing more: the storage that its strides reach."""
+    storage = torch.empty(tensors.extent(meta["shape"], meta["stride"]), dtype=tensors.DTYPES[meta["dtype"]])
+    return storage.as_strided(meta["shape"], meta["stride"])
+
+
+def _fill(tensor: torch.Tensor, content: int, offset: int) -> None:
+    """Overwrites the storage of a tensor of `_empty` with bytes of the file."""
+    count = tensors.extent(tensor.shape, tensor.stride())
+    if count == 0:
+        return
+    memory = memoryview(tensor.as_strided((count,), (1,)).view(torch.uint8).numpy())
+    os.lseek(content, offset, os.SEEK_SET)
+    while len(memory):
+        copied = os.readv(content, [memory])
+        if copied == 0:
+            raise RequestError("protocol", "the content ends before the inputs do")
+        memory = memory[copied:]
+    torch.autograd.graph.increment_version(tensor)
+
+
+def _size(leaf: Any) -> int:
+    return leaf.numel() * leaf.element_size() if isinstance(leaf, torch.Tensor) else 0
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other)
+
+
+def _moved_into(old: tuple[tuple, dict], new: tuple[tuple, dict]) -> tuple[tuple, dict]:
+    """`new` in the memory of `old`, tensor by tensor where they are alike."""
+    before, _ = pytree.tree_flatten(old)
+    after, structure = pytree.tree_flatten(new)
+    if len(before) != len(after):
+        return new
+
+    def alike(one: Any, other: Any) -> bool:
+        return (
+            type(one) is type(other) is torch.Tensor and not other.requires_grad and one.layout == other.layout == torch.strided
+            and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride()) and 0 not in one.stride()
+        )
+
+    kept = [one.copy_(other) if alike(one, other) else other for one, other in zip(before, after)]
+    return pytree.tree_unflatten(kept, structure)
+
+
+def _edited(drawn: tuple[tuple, dict], seed: int) -> tuple[tuple, dict]:
+    """Inputs that are the same under every seed, made new as the parent does it with those of regions.
+
+    Every number becomes a little smaller, by another factor each. Where there are only whole numbers,
+    which mean something else than their size, they change places.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    leaves, structure = pytree.tree_flatten(drawn)
+    editable = [isinstance(leaf, torch.Tensor) and not leaf.requires_grad and leaf.numel() > 1 for leaf in leaves]
+    numbers = [able and leaf.is_floating_point() for able, leaf in zip(editable, leaves)]
+    for place, leaf in enumerate(leaves):
+        if numbers[place]:
+            factor = 1 - torch.rand(leaf.shape, generator=generator, dtype=torch.float64) / 16
+            leaves[place] = (leaf * factor).to(leaf.dtype)
+        elif editable[place] and not any(numbers):
+            leaves[place] = leaf.roll(int(torch.randint(1, leaf.numel(), (), generator=generator)))
+    return pytree.tree_unflatten(leaves, structure)
 
 
 def main(connection: Connection | None = None) -> None:

@@ -118,6 +118,19 @@ def gate_region() -> dict:
     return make_region(sum_and_gate, [torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)])
 
 
+@functools.cache
+def doubled_region() -> dict:
+    return make_region(doubled, [torch.randn(ROWS, WIDTH), torch.randn(WIDTH)], constant=(1,))
+
+
+def doubled_plan() -> dict:
+    """With a prepare step over the constant input."""
+    step = {"name": "twice", "dtype": "f32", "numel": WIDTH, "inputs": [1],
+            "launch": launch("double_weight", [{"input": 1}, {"prepared": 0}, {"int": WIDTH}])}
+    args = [{"input": 0}, {"prepared": 0}, {"output": 0}, {"int": ROWS}, {"int": WIDTH}]
+    return {"scratch": [], "prepare": [step], "launches": [launch("scaled", args)]}
+
+
 def launch(entry: str, args: list) -> dict:
     return {"entry": entry, "grid": [1, 1, 1], "block": [1, 1, 1], "shared": 0, "cluster": None, "cooperative": False, "args": args}
 

@@ -112,12 +112,33 @@ class Zygote(unittest.TestCase):
         self.addCleanup(ours.close)
         return Peer(ours), pid
 
-    def stage_region(self, child: Peer, sets) -> None:
-        described = []
-        for index, inputs in enumerate(sets):
-            files = [tensors.write(item, self.folder / f"{index}-{place}") for place, item in enumerate(inputs)]
-            described.append({"inputs": files})
-        self.assertEqual(child.request("stage", sets=described), {"staged": len(sets)})
+    def refresh(self, child: Peer, slots, sets, constants=()) -> None:
+        """Gives slots (and groups their constant inputs) these tensors, from a memory file as the parent does."""
+        content, ends = os.memfd_create("content"), [0]
+
+        def put(item: torch.Tensor) -> int:
+            at = ends[-1]
+            data = item.contiguous().view(torch.uint8).numpy().tobytes() if item.numel() else b""
+            os.pwrite(content, data, at)
+            ends.append(at + len(data) + 64)
+            return at
+
+        body = {"slots": slots, "offsets": [[put(item) for item in inputs] for inputs in sets]}
+        if constants:
+            body["constants"] = [[put(item) for item in inputs] for inputs in constants]
+        os.pwrite(content, b"\0", ends[-1])
+        before = len(os.listdir(f"/proc/{self.pid}/fd"))
+        self.assertEqual(child.request("refresh", fds=[content], **body), {"refreshed": len(slots)})
+        self.assertEqual(len(os.listdir(f"/proc/{self.pid}/fd")), before, "the content stays open")
+        os.close(content)
+
+    def stage_region(self, child: Peer, region, sets) -> None:
+        """As many groups as sets, a slot each."""
+        constant = [item["constant"] for item in region["inputs"]]
+        reply = child.request("stage", inputs=region["inputs"], groups=len(sets), slots=len(sets))
+        self.assertEqual(reply, {"staged": len(sets)})
+        split = [[[item for item, c in zip(inputs, constant) if c is wanted] for inputs in sets] for wanted in (False, True)]
+        self.refresh(child, list(range(len(sets))), split[0], split[1])
 
     def read(self, pid: int, described) -> torch.Tensor:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
@@ -134,7 +155,8 @@ class Zygote(unittest.TestCase):
         sets = [[torch.randn(item["meta"]["shape"]) for item in region["inputs"]] for _ in range(2)]
         for _ in range(2):  # two children of one zygote
             child, pid = self.child(zygote)
-            self.stage_region(child, sets)
+            self.pid = pid
+            self.stage_region(child, region, sets)
             self.assertEqual(os.getpgid(pid), pid)
             if how == "package":
                 with self.assertRaisesRegex(RuntimeError, "not_confined"):
@@ -159,6 +181,62 @@ class Zygote(unittest.TestCase):
             self.assertEqual(child.request("batch", calls=[0], addresses=False), {"done": 1})
             self.assertEqual(len(child.request("outputs")["outputs"]), 1)
             child.request("quit")
+
+    def outputs(self, child: Peer, pid: int, calls) -> list[torch.Tensor]:
+        child.request("release")
+        child.request("batch", calls=calls, addresses=False)
+        return [self.read(pid, outputs[0]) for outputs in child.request("outputs")["outputs"]]
+
+    def test_new_content_in_the_same_places(self):
+        """What a package prepares from constant inputs is honest about their changing; slots keep their memory."""
+        region, plan = hm.doubled_region(), hm.doubled_plan()
+        package = hm.make_package(self.folder / "p", "ours+eager", [(region, plan)])
+        zygote = self.one()
+        zygote.request("prepare", subject={"kind": "region", "region": region, "how": "package", "package": str(package)}, threads=1)
+        child, self.pid = self.child(zygote)
+        draw = lambda: torch.randn(hm.ROWS, hm.WIDTH)  # noqa: E731
+        first, second, weight = draw(), draw(), torch.randn(hm.WIDTH)
+        self.stage_region(child, region, [[first, weight]])
+        child.request("confine", **wall())
+        torch.testing.assert_close(self.outputs(child, self.pid, [0])[0], first * (weight * 2))
+        self.assertEqual(child.request("stage", inputs=region["inputs"], groups=1, slots=3), {"staged": 3})
+        self.refresh(child, [2, 0], [[first], [second]])
+        changed = self.outputs(child, self.pid, [0, 2])
+        torch.testing.assert_close(changed[0], second * (weight * 2))
+        torch.testing.assert_close(changed[1], first * (weight * 2))
+        other = torch.randn(hm.WIDTH)
+        self.refresh(child, [], [], [[other]])
+        torch.testing.assert_close(self.outputs(child, self.pid, [0])[0], second * (other * 2))
+
+    def drawn(self, body: str) -> tuple[Peer, int]:
+        (self.folder / "drawn.py").write_text("import torch\n" + body)
+        zygote = self.one()
+        zygote.request("prepare", subject={"kind": "model", "model": str(self.folder / "drawn.py"), "form": "eager", "seed": 1}, threads=1)
+        return self.child(zygote)
+
+    def test_draws_come_in_the_same_places(self):
+        child, pid = self.drawn("def build():\n    return (lambda x: x + 0), (torch.randn(6, 7),)\n")
+        self.assertFalse(child.request("stage", draws=[1, 2, 3])["fixed"])
+        before = self.outputs(child, pid, [0, 1, 2])
+        child.request("refresh", slots=[1, 2], seeds=[3, 9], plain=[True, False])
+        after = self.outputs(child, pid, [0, 1, 2])
+        self.assertTrue(torch.equal(after[0], before[0]) and torch.equal(after[1], before[2]))
+        self.assertFalse(torch.equal(after[2], before[2]))
+
+    def test_inputs_that_are_always_the_same_are_edited(self):
+        for made, same in (("torch.linspace(-2, 3, 60)", False), ("torch.arange(60)", True)):
+            with self.subTest(made):
+                child, pid = self.drawn(f"def build():\n    return (lambda x: x + 0), ({made},)\n")
+                self.assertTrue(child.request("stage", draws=[1, 2])["fixed"])
+                child.request("refresh", slots=[0, 1], seeds=[5, 6], plain=[True, False])
+                plain, edited = self.outputs(child, pid, [0, 1])
+                self.assertFalse(torch.equal(plain, edited))
+                self.assertEqual(plain.dtype, edited.dtype)
+                if same:
+                    self.assertTrue(torch.equal(plain.sort().values, edited.sort().values))
+                else:
+                    ratio = (edited / plain)[plain != 0]
+                    self.assertTrue(bool(((ratio > 0.93) & (ratio <= 1)).all()) and ratio.std() > 0.01)
 
     def test_region_eager(self):
         self.region("eager", hm.rms_region(), hm.rms_plan(), hm.rms_norm)
@@ -185,7 +263,9 @@ class Zygote(unittest.TestCase):
         if form.startswith("ours") and text is MODEL:
             self.assertEqual((ready["matched"], sum(ready["places"].values())), (2, 3))
         child, pid = self.child(zygote)
-        self.assertEqual(child.request("stage", draws=[3, 4]), {"staged": 2})
+        staged = child.request("stage", draws=[3, 4])
+        self.assertEqual((staged["staged"], staged["bytes"], staged["fixed"]), (2, 4 * hm.ROWS * hm.WIDTH, False))
+        self.assertGreater(staged["seconds"], 0)
         if form.startswith("ours"):
             child.request("confine", **wall())
         started = time.perf_counter()
@@ -227,8 +307,8 @@ class Zygote(unittest.TestCase):
         subject = {"kind": "region", "region": hm.rms_region(), "how": "package", "package": str(package)}
         zygote.request("prepare", subject=subject, threads=2)
         for gap, found in [("setpgid", "leave its group"), ("memfd_create", "make a memory file"), ("kill", "send signals")]:
-            child, _ = self.child(zygote)
-            self.stage_region(child, [[torch.randn(item["meta"]["shape"]) for item in hm.rms_region()["inputs"]]])
+            child, self.pid = self.child(zygote)
+            self.stage_region(child, hm.rms_region(), [[torch.randn(item["meta"]["shape"]) for item in hm.rms_region()["inputs"]]])
             with self.assertRaisesRegex(RuntimeError, f"not_confined: a confined child can still {found}"):
                 child.request("confine", **wall(without=gap))
             with self.assertRaisesRegex(RuntimeError, "not_confined"):

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use autokernel_core::verdict::Interval;
+use autokernel_worker::toolchain::Artefact;
 use serde::Serialize;
 
 use crate::certificate::{Certificate, Claim, read_certificate};
@@ -14,7 +15,7 @@ use crate::package::{Manifest, read_manifest};
 use crate::report::{DeviceReport, FormReport, Versions};
 use crate::session::{Capture, Oracle, Tools, open_to_children, scratch};
 use crate::tasks::rank;
-use crate::trial::{Baselines, Entrant, Places, Terms, compare_packaged, stage_again};
+use crate::trial::{Baselines, Entrant, Places, Terms, compare_packaged, fresh_runner, stage_again};
 
 /// `autokernel.bench/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -112,7 +113,9 @@ impl Bench<'_> {
             let judged = stage_again(oracle, self.tools, task, folder.path(), observer)?;
             baselines.prepare(self.tools, task, self.scratch, observer);
             let places = Places { task: folder.path(), scratch: self.scratch };
-            let entrant = Entrant { package: self.package, artefacts: vec![], checked: None };
+            let artefact = Artefact::from_bytes(fs_err::read(self.package.join(&kernel.artefact))?);
+            let fresh = fresh_runner(self.tools, artefact, kernel.plan.clone(), kernel.guards.threads);
+            let entrant = Entrant { package: self.package, kernel: &fresh, checked: None };
             let terms = Terms { family: 1, observer };
             let tried = compare_packaged(self.tools, &judged, &baselines, entrant, &places, terms)?;
             let measured = tried.decided.verdict.speedup().unwrap_or(NOTHING);

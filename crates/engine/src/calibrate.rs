@@ -14,7 +14,8 @@ use autokernel_core::stats::median;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
 use autokernel_judge::{
-    Contest, Facts, Judge, JudgedTask, Patience, Protocol, Record, ScreenOutcome, Screened, Staging, compare,
+    Contest, Facts, FreshRunner, Judge, JudgedTask, Patience, Protocol, Record, ScreenOutcome, Screened,
+    Staging, compare,
 };
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ use crate::options::ModelSpec;
 use crate::package::assemble;
 use crate::session::{Oracle, Tools, beside, open_to_children, scratch};
 use crate::tasks::rank;
-use crate::trial::{Baselines, INPUTS, Places, Terms, judge, stage, verdict, winner_of};
+use crate::trial::{Baselines, INPUTS, Places, Terms, fresh_runner, judge, stage, verdict, winner_of};
 
 /// The parameter of the kernel file by which work is planted: this many passes, of which 100 are the base.
 const PARAMETER: &str = "PASSES";
@@ -294,22 +295,31 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// The sides of comparisons: a zygote for each number of passes, and a second one for equal sides.
+/// One side of comparisons: its processes, and its kernel for computing timed calls again.
+#[derive(Clone)]
+struct Side {
+    zygote: Shared,
+    kernel: FreshRunner,
+}
+
+/// The sides of comparisons: one for each number of passes, and a second one for equal sides.
 struct Sides<'a> {
     ground: &'a Ground<'a>,
-    ready: Vec<(i64, bool, Shared)>,
+    ready: Vec<(i64, bool, Side)>,
 }
 
 impl Sides<'_> {
-    fn side(&mut self, passes: i64, second: bool) -> Result<Shared, EngineError> {
-        let known = self.ready.iter().find(|(p, s, zygote)| (*p, *s) == (passes, second) && zygote.alive());
-        if let Some((.., zygote)) = known {
-            return Ok(zygote.clone());
+    fn side(&mut self, passes: i64, second: bool) -> Result<Side, EngineError> {
+        let known =
+            self.ready.iter().find(|(p, s, side)| (*p, *s) == (passes, second) && side.zygote.alive());
+        if let Some((.., side)) = known {
+            return Ok(side.clone());
         }
         let ground = self.ground;
         let screened = ground.screen(&ground.file, passes)?;
         let tools = ground.tools;
         let winner = winner_of(&ground.task.region, &ground.file, &params(passes), &screened, tools.threads);
+        let kernel = fresh_runner(tools, winner.artefact.clone(), winner.plan.clone(), winner.threads);
         let folder = tempfile::Builder::new().prefix("side-").tempdir_in(ground.scratch)?.keep();
         open_to_children(&folder)?;
         let package = folder.join("package");
@@ -317,8 +327,9 @@ impl Sides<'_> {
         let inputs = ground.folder.join(INPUTS);
         let subject = Subject::Packaged { region: &ground.task.region, package: &package, inputs: &inputs };
         let zygote = prepare(tools, &subject, ground.scratch)?.zygote;
-        self.ready.push((passes, second, zygote.clone()));
-        Ok(zygote)
+        let side = Side { zygote, kernel };
+        self.ready.push((passes, second, side.clone()));
+        Ok(side)
     }
 
     fn series(
@@ -352,18 +363,13 @@ impl Sides<'_> {
         Ok(series)
     }
 
-    fn once(
-        &self,
-        baseline: &Shared,
-        candidate: &Shared,
-        patience: Duration,
-    ) -> Result<Comparison, EngineError> {
+    fn once(&self, baseline: &Side, candidate: &Side, patience: Duration) -> Result<Comparison, EngineError> {
         let ground = self.ground;
-        let contest =
-            Contest { truth: &ground.judged.truth, staging: Staging::Sets, protocol: Protocol::default() };
+        let staging = Staging::Slots { region: &ground.judged.region, rerun: &candidate.kernel };
+        let contest = Contest { truth: &ground.judged.truth, staging, protocol: Protocol::default() };
         let facts = Facts { subject: ground.task.region.id.0.clone(), ..Facts::default() };
-        let mut baselines = [baseline.contestant("baseline", false)];
-        let mut candidate = candidate.contestant("ours", true);
+        let mut baselines = [baseline.zygote.contestant("baseline", false)];
+        let mut candidate = candidate.zygote.contestant("ours", true);
         let start = Instant::now();
         let mut say = |_: &str| {};
         let mut patience = Patience::new(patience, &mut say);

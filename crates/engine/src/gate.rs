@@ -18,8 +18,10 @@ use crate::event::{Event, Observer};
 use crate::options::ModelSpec;
 use crate::report::{FormReport, Speedups, Spread};
 use crate::session::{Oracle, Tools, beside};
+use crate::trial::random_seed;
 
-/// Input draws of the whole model that are timed and checked.
+/// Input draws of the whole model that outputs are checked on; each once in the life of a process, and
+/// no other draw twice.
 const DRAWS: usize = 4;
 
 /// Timed batches of one process, in turns with the other forms: enough that the median of a process
@@ -64,19 +66,22 @@ pub(crate) fn gate(
     observer: &mut dyn Observer,
 ) -> Result<Gate, EngineError> {
     let folder = tempfile::Builder::new().prefix("gate-").tempdir_in(scratch)?;
-    let (truth, draws) = model_truth(oracle, tools, entry, folder.path(), observer)?;
+    let (truth, draws) = model_truth(oracle, tools, folder.path(), observer)?;
     let (mut forms, prepared) = prepare_forms(tools, entry, scratch, observer)?;
     let mut contestants: Vec<_> =
         prepared.iter().map(|(name, form)| form.zygote.contestant(name, true)).collect();
     let contest = Contest {
         truth: &truth,
-        staging: Staging::Draws(draws),
+        staging: Staging::Draws(draws.clone()),
         protocol: Protocol { staged: 2, batches: TURNS, per_turn: PER_TURN, ..Protocol::default() },
     };
+    let mut environment = environment(tools);
+    // Which seeds the truth was computed for; the others follow from those of each round.
+    environment.insert("draws".to_owned(), format!("{draws:?}"));
     let facts = Facts {
         subject: oracle.model.name.clone(),
         artefacts: entry.artefacts.clone(),
-        environment: environment(tools),
+        environment,
         checked: None,
     };
     observer
@@ -101,11 +106,11 @@ pub(crate) fn gate(
 fn model_truth(
     oracle: &mut Oracle,
     tools: &Tools,
-    entry: &Entry<'_>,
     folder: &Path,
     observer: &mut dyn Observer,
 ) -> Result<(Truth, Vec<u64>), EngineError> {
-    let draws: Vec<u64> = (1..=DRAWS as u64).map(|draw| entry.seed.wrapping_add(draw * 1_000_003)).collect();
+    // From the system, like every seed of a measurement: a kernel file is written before they are known.
+    let draws = (0..DRAWS).map(|_| random_seed()).collect::<Result<Vec<_>, _>>()?;
     let reply: ModelTruth = serde_json::from_value(oracle.ask(
         tools,
         "model_truth",
@@ -235,6 +240,7 @@ pub(crate) fn compare(race: &Race, from: &str, to: &str) -> Option<Interval> {
 
 #[cfg(test)]
 mod tests {
+    use autokernel_judge::Life;
     use serde_json::json;
 
     use super::*;
@@ -247,11 +253,12 @@ mod tests {
                 let process = |(name, us, wobble): &(&str, f64, f64)| {
                     let sign = if round % 2 == 0 { 1.0 } else { -1.0 };
                     let us = us * (1.0 + sign * wobble);
-                    json!({ "contestant": name, "us": [us, us, us], "checked": 3 })
+                    json!({ "contestant": name, "us": [us, us, us], "checked": 0, "digests": [] })
                 };
                 json!({
                     "processes": times.iter().map(process).collect::<Vec<_>>(),
-                    "started": [], "turns": [], "sets": [0], "calls": 1, "contention": null,
+                    "started": [], "turns": [], "contention": null,
+                    "life": Life::of_model("0".repeat(64).parse().unwrap(), 2, 16).with_calls(1, 4),
                 })
             })
             .collect();
@@ -260,7 +267,7 @@ mod tests {
             .map(|name| json!({ "contestant": name, "stage": "timed", "reason": "left the contract" }))
             .collect();
         serde_json::from_value(json!({
-            "schema": "autokernel.race/1",
+            "schema": "autokernel.race/2",
             "facts": { "subject": "m", "artefacts": [], "environment": {}, "checked": null },
             "seed": "0".repeat(64), "protocol": Protocol::default(),
             "contract": { "limits": [], "deterministic": false },

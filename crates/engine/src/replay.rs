@@ -114,7 +114,7 @@ fn describe(report: &ReplayReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use autokernel_judge::{Evidence, RecordError};
+    use autokernel_judge::{Evidence, Life, RecordError};
     use autokernel_store::NewCandidate;
     use serde_json::{Value, json};
 
@@ -126,14 +126,15 @@ mod tests {
             let wobble = 1.0 + 0.001 * (i % 3) as f64;
             json!({
                 "processes": [
-                    { "contestant": "eager", "us": [100.0 * wobble, 100.1], "checked": 0 },
-                    { "contestant": "ours", "us": [100.0 * slower, 100.2 * slower], "checked": 2 },
+                    { "contestant": "eager", "us": [100.0 * wobble, 100.1], "checked": 0, "digests": [] },
+                    { "contestant": "ours", "us": [100.0 * slower, 100.2 * slower], "checked": 2, "digests": ["aa", "bb"] },
                 ],
-                "started": [0, 1], "turns": [[0, 1], [1, 0]], "sets": [0], "calls": 9, "contention": null,
+                "started": [0, 1], "turns": [[0, 1], [1, 0]], "contention": null,
+                "life": Life::of_region("0".repeat(64).parse().unwrap(), 3, 2, 2, false).with_calls(9, 3),
             })
         };
         serde_json::from_value(json!({
-            "schema": "autokernel.evidence/2",
+            "schema": "autokernel.evidence/3",
             "facts": { "subject": "aaaa1111", "artefacts": ["ff"], "environment": { "sandbox": "landlock 6" }, "checked": null },
             "seed": "0".repeat(64), "protocol": autokernel_judge::Protocol::default(),
             "schedule": [{ "pairs": 6, "alpha": 0.01 }, { "pairs": 10, "alpha": 0.02 }],

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use autokernel_core::kernel_file::{KernelFile, Params};
-use autokernel_core::plan::plan;
+use autokernel_core::plan::{Plan, plan};
 use autokernel_core::region::Region;
 use autokernel_core::task::{CopyRate, Task};
 use autokernel_judge::{
-    Checked, Contest, Contestant, Controls, Examination, Facts, Judge, JudgeError, JudgedTask, PATIENCE,
-    Patience, Protocol, RawSet, Record, Screened, Staging, compare,
+    Checked, Contest, Contestant, Controls, Examination, Facts, FreshRunner, Judge, JudgeError, JudgedTask,
+    PATIENCE, Patience, Protocol, RawSet, Record, Screened, Staging, compare,
 };
 use autokernel_worker::runner::RunnerConfig;
-use autokernel_worker::toolchain::BuildLimits;
+use autokernel_worker::toolchain::{Artefact, BuildLimits};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -240,8 +240,8 @@ pub(crate) struct Terms<'a> {
 /// What is compared with the baselines: the operator of a package.
 pub(crate) struct Entrant<'a> {
     pub(crate) package: &'a Path,
-    /// Hashes of its artefacts, where they were just built.
-    pub(crate) artefacts: Vec<String>,
+    /// The kernel in it, for computing the timed calls again.
+    pub(crate) kernel: &'a FreshRunner,
     /// How the bare kernel was checked, where it was.
     pub(crate) checked: Option<Checked>,
 }
@@ -262,9 +262,15 @@ pub(crate) fn verdict(
     let package = folder.path().join("package");
     let (torch, features) = (&tools.interpreter.torch, &tools.device.features);
     assemble(&package, "ours+eager", torch, features, std::slice::from_ref(winner), &[])?;
-    let artefacts = vec![winner.artefact.id.clone()];
-    let entrant = Entrant { package: &package, artefacts, checked: Some(checked.clone()) };
+    let kernel = fresh_runner(tools, winner.artefact.clone(), winner.plan.clone(), winner.threads);
+    let entrant = Entrant { package: &package, kernel: &kernel, checked: Some(checked.clone()) };
     compare_packaged(tools, judged, baselines, entrant, places, terms)
+}
+
+/// A kernel as it runs in a process of its own, with the threads that a package gives it.
+pub(crate) fn fresh_runner(tools: &Tools, artefact: Artefact, plan: Plan, threads: usize) -> FreshRunner {
+    let config = judge(tools).runner;
+    FreshRunner { config: RunnerConfig { threads: threads.min(config.threads), ..config }, artefact, plan }
 }
 
 /// The folders of one task.
@@ -284,14 +290,16 @@ pub(crate) fn compare_packaged(
     places: &Places<'_>,
     terms: Terms<'_>,
 ) -> Result<Tried, EngineError> {
-    let Entrant { package, artefacts, checked } = entrant;
+    let Entrant { package, kernel, checked } = entrant;
     let inputs = places.task.join(INPUTS);
     let subject = Subject::Packaged { region: &judged.region, package, inputs: &inputs };
     let prepared = prepare(tools, &subject, places.scratch)?;
     let mut candidate = prepared.zygote.contestant("ours", true);
     let mut opponents = baselines.contestants();
-    let contest = Contest { truth: &judged.truth, staging: Staging::Sets, protocol: Protocol::default() };
+    let staging = Staging::Slots { region: &judged.region, rerun: kernel };
+    let contest = Contest { truth: &judged.truth, staging, protocol: Protocol::default() };
     let environment = environment(tools);
+    let artefacts = vec![kernel.artefact.id.clone()];
     let facts = Facts { subject: judged.region.id.0.clone(), artefacts, environment, checked };
     let Terms { family, observer } = terms;
     let mut say = |what: &str| observer.observe(&Event::Note { what: what.to_owned() });

@@ -2,7 +2,8 @@
 //!
 //! Cheap tests first. One call on one set finds most broken kernels; then every set in a secret
 //! order into poisoned outputs, every output checked against the truth; then all of it again over
-//! another poison, which must give the same bits. Between a batch and its checks the child stands
+//! another poison, which must give the same bits; then whatever shows that something is kept between
+//! calls ([`crate::stale`]). Between a batch and its checks the child stands
 //! still, so nothing can write late.
 
 use std::collections::HashMap;
@@ -31,10 +32,11 @@ use crate::metrics::{Comparer, Digest, Metrics, digest};
 use crate::screen::micros;
 use crate::secret::{Seed, Stream};
 use crate::source::{ArenaBuffer, Tensor};
+use crate::stale::stale;
 use crate::truth::{RawSet, Truth};
 
 /// Alignment of every buffer: torch's allocator gives 64 bytes on CPUs.
-const ALIGN: u64 = 64;
+pub(crate) const ALIGN: u64 = 64;
 
 /// The watchdog of one call: this, or fifty times the baseline, whichever is longer.
 const CALL_SECONDS: f64 = 2.0;
@@ -72,7 +74,7 @@ impl JudgedTask {
         Ok(Self { region, truth, baseline_us, floor_us, controls: None, inputs, buffers })
     }
 
-    fn timeout(&self, calls: usize) -> Duration {
+    pub(crate) fn timeout(&self, calls: usize) -> Duration {
         let call = (50e-6 * self.baseline_us).max(0.0);
         Duration::from_secs_f64(CALL_SECONDS.max(call) + call * calls.saturating_sub(1) as f64)
     }
@@ -113,7 +115,7 @@ fn stage_inputs(region: &Region, truth: &Truth) -> Result<(Arena, Vec<Vec<usize>
     Ok((arena, buffers))
 }
 
-fn copy_in(arena: &Arena, buffer: usize, path: &Path, expected: u64) -> Result<(), JudgeError> {
+pub(crate) fn copy_in(arena: &Arena, buffer: usize, path: &Path, expected: u64) -> Result<(), JudgeError> {
     let failed = |source| crate::truth::TruthError::Io { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(failed)?;
     let got = file.metadata().map_err(failed)?.len();
@@ -252,6 +254,7 @@ impl Judge {
         for call in &again {
             session.compare_again(*call, &digests[call.0], &mut comparer, Stage::Determinism)?;
         }
+        stale(self, task, &artefact, &plan, &digests, &mut stream)?;
         let families = task.truth.all().iter().map(|set| set.family.clone()).collect();
         let checked = Checked {
             artefact: artefact.id.clone(),
@@ -418,7 +421,7 @@ impl<'a> Session<'a> {
 
 /// Whose fault an error of a running candidate is. It shares its process with our runner, so a broken
 /// protocol is its doing; only a failed system call is ours.
-fn blame(stage: Stage, error: RunnerError) -> Stop {
+pub(crate) fn blame(stage: Stage, error: RunnerError) -> Stop {
     match error {
         RunnerError::Spawn { .. } | RunnerError::Sandbox { .. } | RunnerError::Io { .. } => {
             Stop::Failed(JudgeError::Runner(error))

@@ -22,7 +22,7 @@ pub enum EvidenceError {
     Schema(String),
     #[error("round {round} does not hold `{baseline}` and `{candidate}` with usable times")]
     Round { round: usize, baseline: String, candidate: String },
-    #[error("no timed output of the candidate was checked in round {0}")]
+    #[error("timed outputs of the candidate were not checked in round {0}")]
     Unchecked(usize),
     #[error("metrics of {got} outputs under a contract of {expected}")]
     Outputs { got: usize, expected: usize },
@@ -173,7 +173,9 @@ fn pairs(evidence: &Evidence) -> Result<PairedSamples, EvidenceError> {
         if baseline.contestant != evidence.baseline || candidate.contestant != evidence.candidate {
             return Err(wrong());
         }
-        if candidate.checked == 0 {
+        // A kernel's outputs are all checked. Of a whole model's those whose truth is known.
+        let all = round.life.sets.is_empty() || candidate.checked == candidate.us.len();
+        if candidate.checked == 0 || candidate.digests.len() != candidate.checked || !all {
             return Err(EvidenceError::Unchecked(index));
         }
         if !samples.push(&baseline.us, &candidate.us) {

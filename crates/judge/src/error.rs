@@ -23,6 +23,8 @@ pub enum JudgeError {
     Builder(#[source] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
+    #[error("cannot make or read the inputs of timed calls")]
+    Share { source: std::io::Error },
     #[error("no random numbers from the operating system: {0}")]
     Random(getrandom::Error),
     #[error("set {set} has {got} inputs, the region has {expected}")]
@@ -67,7 +69,12 @@ impl JudgeError {
             | Self::Weak { .. }
             | Self::Blind { .. }
             | Self::Controls { .. } => true,
-            Self::Memory(_) | Self::Runner(_) | Self::Builder(_) | Self::Lock(_) | Self::Random(_) => false,
+            Self::Memory(_)
+            | Self::Share { .. }
+            | Self::Runner(_)
+            | Self::Builder(_)
+            | Self::Lock(_)
+            | Self::Random(_) => false,
         }
     }
 }

@@ -8,16 +8,17 @@ use autokernel_core::verdict::{Interval, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::correctness::Checked;
+use crate::life::Life;
 use crate::lock::Contention;
 use crate::metrics::Metrics;
 use crate::round::Protocol;
 use crate::secret::Seed;
 
 /// The schema string of [`Evidence`].
-pub const EVIDENCE_SCHEMA: &str = "autokernel.evidence/2";
+pub const EVIDENCE_SCHEMA: &str = "autokernel.evidence/3";
 
 /// The schema string of [`Race`].
-pub const RACE_SCHEMA: &str = "autokernel.race/1";
+pub const RACE_SCHEMA: &str = "autokernel.race/2";
 
 /// What the caller knows about a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,8 +42,11 @@ pub struct Process {
     pub contestant: String,
     /// Microseconds a call of each timed batch, in order.
     pub us: Vec<f64>,
-    /// Timed batches whose outputs were checked.
+    /// Timed batches whose outputs were checked: all of a candidate kernel's; of a model's form those with
+    /// a draw that the truth is known for.
     pub checked: usize,
+    /// BLAKE3 of the outputs of each of them, in the order of the calls.
+    pub digests: Vec<String>,
 }
 
 /// Fresh processes of all contestants, timed in turns.
@@ -55,10 +59,8 @@ pub struct Round {
     pub started: Vec<usize>,
     /// For each timed batch, the order in which the contestants ran it.
     pub turns: Vec<Vec<usize>>,
-    /// The sets that were staged, in order.
-    pub sets: Vec<usize>,
-    /// Calls of one timed batch.
-    pub calls: usize,
+    /// What the processes were given: the seed of all inputs, and where they stand on the truth's sets.
+    pub life: Life,
     /// What else the machine did, where it could be seen.
     pub contention: Option<Contention>,
 }
@@ -105,7 +107,7 @@ pub struct Preliminary {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// `autokernel.evidence/2`.
+    /// `autokernel.evidence/3`.
     pub schema: String,
     /// What the caller knows.
     pub facts: Facts,
@@ -140,7 +142,7 @@ pub struct Evidence {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Race {
-    /// `autokernel.race/1`.
+    /// `autokernel.race/2`.
     pub schema: String,
     /// What the caller knows.
     pub facts: Facts,

@@ -3,23 +3,26 @@
 //! Only one of the processes runs at a time; the others stand still, so that spinning worker threads
 //! of one do not slow another. Every contestant of a round gets the same sets in the same order.
 
-use std::collections::HashMap;
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
 use autokernel_core::dtype::Dtype;
 use autokernel_core::graph::TensorMeta;
+use autokernel_core::region::Region;
 use autokernel_core::verdict::Stage;
 use autokernel_worker::python::{Peer, PeerError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::content::Content;
 use crate::error::JudgeError;
 use crate::evidence::{Failure, Process, Round};
+use crate::life::Life;
 use crate::lock::{LOCK_PATIENCE, MachineLock, Watch};
-use crate::metrics::{Comparer, Digest, digest};
-use crate::secret::Stream;
-use crate::source::{Source, Tensor};
+use crate::rerun::{Again, Rerun};
+use crate::secret::{Seed, Stream};
+use crate::timed::{Record, Timed};
 use crate::truth::Truth;
 
 /// How rounds are measured.
@@ -32,12 +35,14 @@ pub struct Protocol {
     pub batches: usize,
     /// Timed batches of one turn.
     pub per_turn: usize,
-    /// Sets staged in a process.
+    /// Sets that the inputs of a process are made of; for a model, draws to warm up with.
     pub staged: usize,
     /// A process warms up for at least this long.
     pub warm_ms: f64,
     /// Outputs of one batch are kept alive for checking: at most so many bytes.
     pub output_bytes: u64,
+    /// Every call of a batch has inputs of its own: at most so many bytes.
+    pub input_bytes: u64,
     /// Calls of one batch, at most.
     pub calls: usize,
 }
@@ -51,6 +56,7 @@ impl Default for Protocol {
             staged: 4,
             warm_ms: 20.0,
             output_bytes: 256 << 20,
+            input_bytes: 256 << 20,
             calls: 2048,
         }
     }
@@ -71,11 +77,36 @@ pub struct RemoteTensor {
     pub stride: Vec<u64>,
 }
 
+impl RemoteTensor {
+    /// Shape, strides and element type, as the child says.
+    pub(crate) fn meta(&self) -> TensorMeta {
+        TensorMeta { dtype: self.dtype, shape: self.shape.clone(), stride: self.stride.clone() }
+    }
+}
+
+/// What a process says of its slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+pub struct Staged {
+    /// Of a whole model: bytes of one draw.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Of a whole model: seconds that a draw takes.
+    #[serde(default)]
+    pub seconds: f64,
+}
+
 /// A process that runs one contestant.
 pub trait Child {
-    /// Makes the inputs of its sets.
-    fn stage(&mut self, body: Value, timeout: Duration) -> Result<(), PeerError>;
-    /// Calls the subject on these staged sets, back to back, and says nothing but that it is done:
+    /// Makes slots for inputs: as many more as the request says of a region's, or all of a model's anew.
+    fn stage(&mut self, body: Value, timeout: Duration) -> Result<Staged, PeerError>;
+    /// Gives slots new content, of which the process has never seen anything before.
+    fn refresh(
+        &mut self,
+        body: Value,
+        content: Option<BorrowedFd<'_>>,
+        timeout: Duration,
+    ) -> Result<(), PeerError>;
+    /// Calls the subject on these slots, back to back, and says nothing but that it is done:
     /// the time from sending the request to the complete reply, on the parent's clock.
     fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Duration, PeerError>;
     /// Where the outputs of the last batch lie, by call and output.
@@ -105,10 +136,24 @@ impl Zygote for Peer {
 }
 
 impl Child for Peer {
-    fn stage(&mut self, body: Value, timeout: Duration) -> Result<(), PeerError> {
-        self.request("stage", body, timeout)?;
-        // What is staged, user's code may have drawn; from here on a candidate's may run.
-        self.confine(timeout)
+    fn stage(&mut self, body: Value, timeout: Duration) -> Result<Staged, PeerError> {
+        let reply = self.request("stage", body, timeout)?;
+        // Whatever the process needs once it has now; from here on a candidate's code may run.
+        self.confine(timeout)?;
+        serde_json::from_value(reply).map_err(|e| PeerError::Protocol { what: e.to_string() })
+    }
+
+    fn refresh(
+        &mut self,
+        body: Value,
+        content: Option<BorrowedFd<'_>>,
+        timeout: Duration,
+    ) -> Result<(), PeerError> {
+        match content {
+            Some(content) => self.request_with("refresh", body, content, timeout),
+            None => self.request("refresh", body, timeout),
+        }
+        .map(|_| ())
     }
 
     fn batch(&mut self, calls: &[usize], timeout: Duration) -> Result<Duration, PeerError> {
@@ -154,12 +199,17 @@ pub struct Contestant {
     pub checked: bool,
 }
 
-/// What is staged for a set.
+/// What the processes work on.
 #[derive(Clone, Debug)]
-pub enum Staging {
-    /// The inputs of the truth's sets.
-    Sets,
-    /// The model's own inputs under these seeds, one for each set of the truth.
+pub enum Staging<'a> {
+    /// Edits of the truth's sets, and the sets themselves.
+    Slots {
+        /// What is run.
+        region: &'a Region,
+        /// The candidate's kernel in a fresh process, which says what its outputs have to be.
+        rerun: &'a dyn Rerun,
+    },
+    /// The model's own inputs under fresh seeds and under these, one for each set of the truth.
     Draws(Vec<u64>),
 }
 
@@ -169,31 +219,28 @@ pub struct Contest<'a> {
     /// What the outputs have to be.
     pub truth: &'a Truth,
     /// What is staged.
-    pub staging: Staging,
+    pub staging: Staging<'a>,
     /// How it is measured.
     pub protocol: Protocol,
 }
 
 impl Contest<'_> {
-    fn stage_body(&self, chosen: &[usize]) -> Value {
-        match &self.staging {
-            Staging::Sets => {
-                let sets: Vec<Value> =
-                    chosen.iter().map(|set| json!({ "inputs": self.truth.sets()[*set].inputs })).collect();
-                json!({ "sets": sets })
+    /// Timed batches of a process.
+    fn batches(&self) -> usize {
+        self.protocol.batches * self.protocol.per_turn.max(1)
+    }
+
+    /// The life of the processes of one round.
+    fn life(&self, seed: Seed) -> Life {
+        let (sets, staged) = (self.truth.sets().len(), self.protocol.staged);
+        match self.staging {
+            Staging::Slots { region, .. } => {
+                let constants = region.inputs.iter().any(|input| input.constant);
+                Life::of_region(seed, sets, staged, self.batches(), constants)
             }
-            Staging::Draws(seeds) => {
-                json!({ "draws": chosen.iter().map(|set| seeds[*set]).collect::<Vec<_>>() })
-            }
+            Staging::Draws(_) => Life::of_model(seed, staged, self.batches()),
         }
     }
-}
-
-/// What is known of one contestant across rounds.
-pub(crate) struct Record<'a> {
-    pub(crate) comparer: Comparer<'a>,
-    /// Hashes of outputs that were verified in full, by set.
-    verified: HashMap<usize, Vec<Digest>>,
 }
 
 /// Across rounds: records by contestant, and the calls of a batch.
@@ -204,8 +251,7 @@ pub(crate) struct State<'a> {
 
 impl<'a> State<'a> {
     pub(crate) fn new(truth: &'a Truth, contestants: usize) -> Self {
-        let record = || Record { comparer: Comparer::new(truth), verified: HashMap::new() };
-        Self { records: (0..contestants).map(|_| record()).collect(), calls: 1 }
+        Self { records: (0..contestants).map(|_| Record::new(truth)).collect(), calls: 1 }
     }
 }
 
@@ -223,11 +269,19 @@ impl<E: Into<JudgeError>> From<E> for RoundStop {
 
 struct Running {
     child: Box<dyn Child>,
+    /// Which contestant it is.
+    index: usize,
     name: String,
-    us: Vec<f64>,
-    checked: usize,
+    process: Process,
+    /// Of its fastest call in the warm-up.
     call_us: f64,
+    /// Outputs of one call, and its inputs where the child makes them.
     call_bytes: u64,
+    staged: Staged,
+    /// Whether its constant inputs are edited.
+    edited: bool,
+    /// A warm slot, called before a batch that is timed.
+    wake: usize,
 }
 
 const STAGE_TIMEOUT: Duration = Duration::from_mins(2);
@@ -235,6 +289,9 @@ const STAGE_TIMEOUT: Duration = Duration::from_mins(2);
 /// The first call of a child may compile: a graph behind a break, or everything where compiling ahead
 /// would have left threads.
 const FIRST_TIMEOUT: Duration = Duration::from_mins(20);
+
+/// Drawing a model's inputs may take so many times as long as a batch; then batches have fewer calls.
+const DRAW_SHARE: f64 = 10.0;
 
 /// Runs one round. `contestants[i]` is `state.records[i]`.
 pub(crate) fn round(
@@ -244,69 +301,85 @@ pub(crate) fn round(
     stream: &mut Stream,
 ) -> Result<Round, RoundStop> {
     let _alone = MachineLock::measure(LOCK_PATIENCE)?;
-    let protocol = &contest.protocol;
-    let mut sets = stream.order(contest.truth.sets().len());
-    sets.truncate(protocol.staged.max(1));
+    let life = contest.life(stream.seed());
     let started = stream.order(contestants.len());
-    let mut running = start(contest, contestants, &sets, &started)?;
+    let (mut running, most) = start(contest, contestants, &life, &started)?;
     // The same for everyone in a round. It only grows: a disturbed warm-up asks for too few.
-    state.calls = state.calls.max(batch_size(protocol, &running));
-    let calls = state.calls;
+    state.calls = state.calls.max(batch_size(&contest.protocol, &running).min(most));
+    let life = life.with_calls(state.calls, contest.truth.sets().len());
+    let mut feed = Feed::new(contest, &life)?;
+    feed.stage(&mut running)?;
 
     let watch = Watch::start(&running.iter().map(|r| r.child.pid()).collect::<Vec<_>>());
-    let secret = stream.below(protocol.batches);
     let mut turns = vec![];
-    for batch in 0..protocol.batches {
-        let check = batch == 0 || batch + 1 == protocol.batches || batch == secret;
-        let order = sequence(stream, sets.len(), calls);
-        let turn = stream.order(running.len());
-        for index in &turn {
-            let check = check && contestants[*index].checked;
-            let outputs = timed(&mut running[*index], *index, &order, protocol.per_turn, check)?;
-            if let Some(outputs) = outputs {
-                let called: Vec<usize> = order.iter().map(|call| sets[*call]).collect();
-                verify(&running[*index], *index, &outputs, &called, &mut state.records[*index])?;
-                running[*index].checked += 1;
-            }
+    for turn in 0..contest.protocol.batches {
+        let order = stream.order(running.len());
+        for index in &order {
+            let contestant = &mut running[*index];
+            let checked = contestants[*index].checked;
+            feed.turn(contestant, turn, checked, &mut state.records[*index])?;
         }
-        turns.push(turn);
+        turns.push(order);
     }
     let contention = watch.finish();
-    let processes =
-        running.into_iter().map(|r| Process { contestant: r.name, us: r.us, checked: r.checked }).collect();
-    Ok(Round { processes, started, turns, sets, calls, contention })
+    let processes = running.into_iter().map(|r| r.process).collect();
+    Ok(Round { processes, started, turns, life, contention })
 }
 
-/// Starts, stages and warms up a child of every contestant; all are frozen afterwards.
+/// Starts, stages and warms up a child of every contestant; all are frozen afterwards. Also says how many
+/// calls of a batch can have inputs of their own.
 fn start(
     contest: &Contest<'_>,
     contestants: &mut [&mut Contestant],
-    sets: &[usize],
+    life: &Life,
     started: &[usize],
-) -> Result<Vec<Running>, RoundStop> {
-    let body = contest.stage_body(sets);
+) -> Result<(Vec<Running>, usize), RoundStop> {
+    let mut content = match contest.staging {
+        Staging::Slots { region, .. } => Some(Content::new(region, contest.truth, life, life.warm)?),
+        Staging::Draws(_) => None,
+    };
+    if let Some(content) = &mut content {
+        content.fill_warm()?;
+    }
     let mut running: Vec<Option<Running>> = contestants.iter().map(|_| None).collect();
     for index in started {
         let contestant = &mut *contestants[*index];
         let name = contestant.name.clone();
         let fail = |error| blame(*index, &name, error);
         let mut child = contestant.zygote.fork().map_err(fail)?;
-        child.stage(body.clone(), STAGE_TIMEOUT).map_err(fail)?;
-        let call_us = warm_up(child.as_mut(), sets.len(), &contest.protocol).map_err(fail)?;
+        let slots: Vec<usize> = (0..life.warm).collect();
+        let mut staged = Staged::default();
+        if let Some(content) = &content {
+            child.stage(content.stage_body(), STAGE_TIMEOUT).map_err(fail)?;
+            staged.bytes = content.slot_bytes();
+            let file = content.share()?;
+            for body in content.constants_body().into_iter().chain([content.refresh_body(&slots)]) {
+                child.refresh(body, Some(file.as_fd()), STAGE_TIMEOUT).map_err(fail)?;
+            }
+        } else {
+            let seeds: Vec<u64> = slots.iter().map(|slot| life.draw(None, *slot)).collect();
+            staged = child.stage(json!({ "draws": seeds }), STAGE_TIMEOUT).map_err(fail)?;
+        }
+        let call_us = warm_up(child.as_mut(), slots.len(), &contest.protocol).map_err(fail)?;
         let outputs = child.outputs(STAGE_TIMEOUT).map_err(fail)?;
         let bytes = |call: &Vec<RemoteTensor>| call.iter().fold(0_u64, |sum, t| sum.saturating_add(t.bytes));
         let call_bytes = outputs.iter().map(bytes).max().unwrap_or(0);
         child.freeze().map_err(fail)?;
-        running[*index] = Some(Running { child, name, us: vec![], checked: 0, call_us, call_bytes });
+        let process = Process { contestant: name.clone(), us: vec![], checked: 0, digests: vec![] };
+        let edited = life.edited_constants(0);
+        let found =
+            Running { child, index: *index, name, process, call_us, call_bytes, staged, edited, wake: 0 };
+        running[*index] = Some(found);
     }
-    Ok(running.into_iter().flatten().collect())
+    let most = content.map_or(usize::MAX, |content| content.most_calls());
+    Ok((running.into_iter().flatten().collect(), most))
 }
 
 /// Runs a child until it is warm; microseconds of its fastest call.
 ///
 /// One call at a time first: a subject whose single call fills a batch needs no batches of several.
-fn warm_up(child: &mut dyn Child, sets: usize, protocol: &Protocol) -> Result<f64, PeerError> {
-    let all: Vec<usize> = (0..sets).collect();
+fn warm_up(child: &mut dyn Child, slots: usize, protocol: &Protocol) -> Result<f64, PeerError> {
+    let all: Vec<usize> = (0..slots).collect();
     let (mut warm, mut call_us) = (0.0, f64::INFINITY);
     let mut run = |calls: &[usize], warm: &mut f64| -> Result<(), PeerError> {
         let timeout = if call_us.is_finite() { STAGE_TIMEOUT } else { FIRST_TIMEOUT };
@@ -315,10 +388,10 @@ fn warm_up(child: &mut dyn Child, sets: usize, protocol: &Protocol) -> Result<f6
         *warm += wall * 1e3;
         Ok(())
     };
-    for set in all.iter().chain(&all) {
-        run(std::slice::from_ref(set), &mut warm)?;
+    for slot in all.iter().chain(&all) {
+        run(std::slice::from_ref(slot), &mut warm)?;
     }
-    let long = warm >= protocol.batch_ms * 2.0 * sets as f64;
+    let long = warm >= protocol.batch_ms * 2.0 * slots as f64;
     let mut batches = 0;
     while !long && (batches < 2 || (warm < protocol.warm_ms && batches < 1000)) {
         run(&all, &mut warm)?;
@@ -330,151 +403,189 @@ fn warm_up(child: &mut dyn Child, sets: usize, protocol: &Protocol) -> Result<f6
 /// Calls of a batch, the same for everyone: long enough for the fastest, small enough for memory.
 fn batch_size(protocol: &Protocol, running: &[Running]) -> usize {
     let fastest = running.iter().map(|r| r.call_us).fold(f64::INFINITY, f64::min).max(0.1);
-    let bytes = running.iter().map(|r| r.call_bytes).max().unwrap_or(0).max(1);
+    let most = |value: fn(&Running) -> u64| running.iter().map(value).max().unwrap_or(0).max(1);
     let wanted = (protocol.batch_ms * 1e3 / fastest).ceil() as usize;
-    let fitting = (protocol.output_bytes / bytes) as usize;
-    wanted.min(fitting).clamp(1, protocol.calls)
+    let outputs = (protocol.output_bytes / most(|r| r.call_bytes)) as usize;
+    let inputs = (protocol.input_bytes / most(|r| r.staged.bytes)) as usize;
+    let drawing = running.iter().map(|r| r.staged.seconds).fold(0.0, f64::max) * 1e3;
+    let draws = if drawing > 0.0 { (DRAW_SHARE * protocol.batch_ms / drawing) as usize } else { usize::MAX };
+    wanted.min(outputs).min(inputs).min(draws).clamp(1, protocol.calls)
 }
 
-/// Staged sets in random order, again and again, up to `count`.
-fn sequence(stream: &mut Stream, sets: usize, count: usize) -> Vec<usize> {
-    let mut calls = vec![];
-    while calls.len() < count {
-        calls.extend(stream.order(sets));
-    }
-    calls.truncate(count);
-    calls
+/// Where the calls of one round get their inputs, and what their outputs are held against.
+struct Feed<'f> {
+    contest: &'f Contest<'f>,
+    life: &'f Life,
+    region: Option<(Content<'f>, Again<'f>)>,
 }
 
-/// Times the batches of one turn and leaves the child frozen; says where the outputs of the last one
-/// lie when they are wanted.
-fn timed(
-    running: &mut Running,
-    index: usize,
-    order: &[usize],
-    per_turn: usize,
-    wanted: bool,
-) -> Result<Option<Vec<Vec<RemoteTensor>>>, RoundStop> {
-    let name = running.name.clone();
-    let fail = |error| blame(index, &name, error);
-    let expected = Duration::from_secs_f64(50e-6 * running.call_us * order.len() as f64);
-    let timeout = Duration::from_secs(10).max(expected);
-    let child = &mut running.child;
-    child.thaw().map_err(fail)?;
-    child.release(timeout).map_err(fail)?;
-    if order.len() >= 4 || per_turn > 1 {
-        // Threads that were frozen wake up, perhaps all on one core, outside of what is timed. A turn
-        // of a single short batch has them in it: there the call would cost as much as the batch.
-        child.batch(&order[..1], timeout).map_err(fail)?;
-        child.release(timeout).map_err(fail)?;
+impl<'f> Feed<'f> {
+    fn new(contest: &'f Contest<'f>, life: &'f Life) -> Result<Self, JudgeError> {
+        let region = match contest.staging {
+            Staging::Slots { region, rerun } => {
+                let content = Content::new(region, contest.truth, life, life.slots())?;
+                Some((content, Again::new(rerun, region, life)?))
+            }
+            Staging::Draws(_) => None,
+        };
+        Ok(Self { contest, life, region })
     }
-    for batch in 0..per_turn.max(1) {
-        if batch > 0 {
-            child.release(timeout).map_err(fail)?;
+
+    /// Makes the slots of timed calls beside those of the warm-up.
+    fn stage(&mut self, running: &mut [Running]) -> Result<(), RoundStop> {
+        let body = if let Some((content, _)) = &self.region {
+            content.stage_body()
+        } else {
+            let seeds: Vec<u64> = (0..self.life.slots()).map(|slot| self.life.draw(None, slot)).collect();
+            json!({ "draws": seeds })
+        };
+        for contestant in running {
+            let (index, name) = (contestant.index, contestant.name.clone());
+            let fail = |error| blame(index, &name, error);
+            contestant.child.thaw().map_err(fail)?;
+            contestant.child.release(STAGE_TIMEOUT).map_err(fail)?;
+            contestant.child.stage(body.clone(), STAGE_TIMEOUT).map_err(fail)?;
+            contestant.child.freeze().map_err(fail)?;
         }
-        let wall = child.batch(order, timeout).map_err(fail)?;
-        running.us.push(wall.as_secs_f64() * 1e6 / order.len() as f64);
+        Ok(())
     }
-    // Kernels are leaf code on the caller's thread pool, and the bridge is ours: between the reply
-    // and the freeze nothing of the candidate runs.
-    let outputs = if wanted { Some(child.outputs(timeout).map_err(fail)?) } else { None };
-    child.freeze().map_err(fail)?;
-    Ok(outputs)
-}
 
-/// The memory of a frozen child from an address on.
-struct Remote<'a> {
-    child: &'a dyn Child,
-    tensor: &'a RemoteTensor,
-}
-
-impl Source for Remote<'_> {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.tensor.bytes);
-        let address = self.tensor.address.checked_add(offset).filter(|_| end.is_some());
-        self.child.read(address.ok_or(io::ErrorKind::UnexpectedEof)?, buf)
-    }
-}
-
-/// Checks all outputs of a timed batch. `called` names the set of each call.
-fn verify(
-    running: &Running,
-    index: usize,
-    replied: &[Vec<RemoteTensor>],
-    called: &[usize],
-    record: &mut Record<'_>,
-) -> Result<(), RoundStop> {
-    let out = |stage, reason| RoundStop::Out {
-        index,
-        failure: Failure { contestant: running.name.clone(), stage, reason },
-    };
-    let truth = record.comparer.truth();
-    let outputs = truth.contract().limits.len();
-    if replied.len() != called.len() || replied.iter().any(|call| call.len() != outputs) {
-        return Err(out(Stage::Timed, "the batch did not return every output of every call".to_owned()));
-    }
-    for (set, tensors) in called.iter().zip(replied) {
-        let mut digests = Vec::with_capacity(outputs);
-        for (output, tensor) in tensors.iter().enumerate() {
-            let meta = TensorMeta {
-                dtype: tensor.dtype,
-                shape: tensor.shape.clone(),
-                stride: tensor.stride.clone(),
-            };
-            // The reply is the child's word: sizes are compared before anything is allocated for them.
-            let expected = &truth.sets()[*set].outputs[output].meta;
-            let same = meta.dtype == expected.dtype
-                && meta.shape == expected.shape
-                && meta.stride.len() == meta.shape.len();
-            if !same || !fits(&meta, tensor.bytes) {
-                return Err(out(
-                    Stage::Timed,
-                    format!("output {output} has another element type, shape or layout"),
-                ));
+    /// Times the batches of one turn, checks what is to be checked, and leaves the child frozen.
+    fn turn(
+        &mut self,
+        running: &mut Running,
+        turn: usize,
+        checked: bool,
+        record: &mut Record<'_>,
+    ) -> Result<(), RoundStop> {
+        let per_turn = self.contest.protocol.per_turn.max(1);
+        let mut frozen = true;
+        for batch in turn * per_turn..(turn + 1) * per_turn {
+            if let Some((content, _)) = &mut self.region {
+                content.fill(batch)?;
             }
-            let source = Remote { child: running.child.as_ref(), tensor };
-            let candidate = Tensor { source: &source, meta: &meta };
-            let known = record.verified.get(set).map(|digests| digests[output]);
-            if known.is_some() && digest(candidate).ok() == known {
-                continue;
+            let (name, index) = (running.name.clone(), running.index);
+            self.prepare(running, batch, frozen).map_err(|error| match error {
+                Trouble::Child(error) => blame(index, &name, error),
+                Trouble::Ours(error) => RoundStop::Failed(error),
+            })?;
+            let fail = |error| blame(index, &name, error);
+            let timeout = self.timeout(running);
+            let wall = running.child.batch(&self.life.order(batch), timeout).map_err(fail)?;
+            running.process.us.push(wall.as_secs_f64() * 1e6 / self.life.calls as f64);
+            let check = checked && (self.region.is_some() || self.life.truths_of(batch).next().is_some());
+            let last = batch + 1 == (turn + 1) * per_turn;
+            // Kernels are leaf code on the caller's thread pool, and the bridge is ours: between the reply
+            // and the freeze nothing of the candidate runs.
+            let outputs = if check { Some(running.child.outputs(timeout).map_err(fail)?) } else { None };
+            frozen = check || last;
+            if frozen {
+                running.child.freeze().map_err(fail)?;
             }
-            let comparison = match record.comparer.compare(*set, output, candidate) {
-                Err(crate::truth::TruthError::Candidate(e)) => {
-                    return Err(out(Stage::Timed, format!("output {output} can't be read: {e}")));
-                }
-                other => other?,
-            };
-            if let Some(fault) = comparison.fault {
-                return Err(out(Stage::Timed, fault.to_string()));
+            if let Some(outputs) = outputs {
+                self.check(running, batch, &outputs, record)?;
             }
-            if known.is_some() && truth.contract().deterministic {
-                return Err(out(
-                    Stage::Determinism,
-                    format!("output {output}: equal inputs gave unequal bits"),
-                ));
-            }
-            digests.push(comparison.digest);
         }
-        if digests.len() == outputs {
-            record.verified.insert(*set, digests);
-        }
+        Ok(())
     }
-    Ok(())
+
+    /// Wakes a child and gives it what the batch is to run on, constant inputs first. What of the
+    /// candidate's runs here has not seen anything of the batch.
+    fn prepare(&self, running: &mut Running, batch: usize, frozen: bool) -> Result<(), Trouble> {
+        let timeout = self.timeout(running);
+        let child = &mut running.child;
+        if frozen {
+            child.thaw()?;
+        }
+        child.release(timeout)?;
+        let edited = self.life.edited_constants(batch);
+        let mut wake = vec![];
+        if frozen && (self.life.calls >= 4 || self.contest.protocol.per_turn > 1) {
+            // Threads that were frozen wake up, perhaps all on one core, outside of what is timed. A turn
+            // of a single short batch has them in it: there the call would cost as much as the batch.
+            wake.push(running.wake % self.life.warm);
+            running.wake += 1;
+        }
+        if let Some((content, _)) = &self.region
+            && edited != running.edited
+            && let Some(body) = content.constants_body()
+        {
+            child.refresh(body, Some(content.share()?.as_fd()), timeout)?;
+            // What is prepared from constant inputs is prepared again, for every group.
+            wake = (0..self.life.warm).collect();
+            running.edited = edited;
+        }
+        if !wake.is_empty() {
+            child.batch(&wake, timeout)?;
+            child.release(timeout)?;
+        }
+        let order = self.life.order(batch);
+        match &self.region {
+            Some((content, _)) => {
+                child.refresh(content.refresh_body(&order), Some(content.share()?.as_fd()), timeout)?;
+            }
+            None => child.refresh(self.draws(batch, &order), None, timeout)?,
+        }
+        Ok(())
+    }
+
+    /// The request that draws a model's inputs anew.
+    fn draws(&self, batch: usize, order: &[usize]) -> Value {
+        let known = |slot: usize| match &self.contest.staging {
+            Staging::Draws(seeds) => self.life.truth_at(batch, slot).map(|set| seeds[set]),
+            Staging::Slots { .. } => None,
+        };
+        let seeds: Vec<u64> = order
+            .iter()
+            .map(|slot| known(*slot).unwrap_or_else(|| self.life.draw(Some(batch), *slot)))
+            .collect();
+        let plain: Vec<bool> = order.iter().map(|slot| known(*slot).is_some()).collect();
+        json!({ "slots": order, "seeds": seeds, "plain": plain })
+    }
+
+    fn check(
+        &mut self,
+        running: &mut Running,
+        batch: usize,
+        outputs: &[Vec<RemoteTensor>],
+        record: &mut Record<'_>,
+    ) -> Result<(), RoundStop> {
+        let timeout = self.timeout(running);
+        let (index, name, life) = (running.index, running.name.as_str(), self.life);
+        let timed = Timed { child: running.child.as_ref(), index, name, life, batch, outputs };
+        let digest = match &mut self.region {
+            Some((content, again)) => timed.check_all(content, again, record, timeout)?,
+            None => timed.check_draws(record)?,
+        };
+        running.process.checked += 1;
+        running.process.digests.push(blake3::Hash::from_bytes(digest).to_hex().to_string());
+        Ok(())
+    }
+
+    /// The watchdog of a batch, and of what belongs to it.
+    fn timeout(&self, running: &Running) -> Duration {
+        let calls = self.life.calls.max(self.life.warm) as f64;
+        let drawing = running.staged.seconds * calls;
+        Duration::from_secs_f64(10.0_f64.max(50.0 * (running.call_us * 1e-6 * calls + drawing)))
+    }
 }
 
-/// Whether the strides stay inside `bytes`, in arithmetic that can't wrap, and storage is not
-/// absurdly larger than the tensor.
-fn fits(meta: &TensorMeta, bytes: u64) -> bool {
-    if meta.numel() == 0 {
-        return true;
+/// Whose fault it is that a batch could not be prepared.
+enum Trouble {
+    Child(PeerError),
+    Ours(JudgeError),
+}
+
+impl From<PeerError> for Trouble {
+    fn from(error: PeerError) -> Self {
+        Self::Child(error)
     }
-    let reach = meta
-        .shape
-        .iter()
-        .zip(&meta.stride)
-        .try_fold(1_u64, |sum, (n, s)| sum.checked_add((n - 1).checked_mul(*s)?))
-        .and_then(|extent| extent.checked_mul(meta.dtype.size()));
-    reach.is_some_and(|reach| reach <= bytes && reach <= meta.bytes().saturating_mul(8))
+}
+
+impl From<JudgeError> for Trouble {
+    fn from(error: JudgeError) -> Self {
+        Self::Ours(error)
+    }
 }
 
 /// A contestant that dies, hangs or talks nonsense is out; a failed system call is ours.
@@ -486,5 +597,7 @@ fn blame(index: usize, name: &str, error: PeerError) -> RoundStop {
     RoundStop::Out { index, failure: Failure { contestant: name.to_owned(), stage: Stage::Run, reason } }
 }
 
+#[cfg(test)]
+mod slots_tests;
 #[cfg(test)]
 mod tests;

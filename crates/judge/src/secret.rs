@@ -78,6 +78,13 @@ impl Stream {
         u64::from_le_bytes(bytes)
     }
 
+    /// A seed of its own for a part of the work.
+    pub fn seed(&mut self) -> Seed {
+        let mut bytes = [0; 32];
+        self.reader.fill(&mut bytes);
+        Seed(bytes)
+    }
+
     /// A number below `bound`, which must not be zero. The bias of at most `bound / 2^64` is nothing.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next_u64() % bound.max(1) as u64) as usize

@@ -143,9 +143,13 @@ fn shares(before: Counts, after: Counts, wall: f64) -> Option<Contention> {
 fn count(pids: &[i32]) -> Option<Counts> {
     let stat = read_to_string("/proc/stat").ok()?;
     let (busy, steal, total) = machine_ticks(&stat)?;
-    let process = |name: &str| process_ticks(&read_to_string(format!("/proc/{name}/stat")).ok()?);
-    let ours =
-        process("self").unwrap_or(0) + pids.iter().filter_map(|pid| process(&pid.to_string())).sum::<u64>();
+    let text = |name: &str| read_to_string(format!("/proc/{name}/stat")).ok();
+    let process = |name: &str| process_ticks(&text(name)?);
+    // Runners that came and went in between are ours, too.
+    let reaped = text("self").and_then(|stat| reaped_ticks(&stat)).unwrap_or(0);
+    // Without the time of one of ours, it would pass for somebody else's.
+    let children = pids.iter().map(|pid| process(&pid.to_string())).sum::<Option<u64>>()?;
+    let ours = reaped + process("self").unwrap_or(0) + children;
     let scheduled = scheduled(pids);
     Some(Counts {
         busy,
@@ -177,6 +181,12 @@ fn machine_ticks(stat: &str) -> Option<(u64, u64, u64)> {
 /// Tasks that run or are ready to, from /proc/stat.
 fn runnable(stat: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("procs_running ")?.trim().parse().ok())
+}
+
+/// User and system ticks of the children that a process has waited for.
+fn reaped_ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(13);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
 /// User and system ticks of a process. Its name may hold anything, so fields count from the last parenthesis.
@@ -221,6 +231,7 @@ mod tests {
         assert_eq!(machine_ticks("cpu  1 2 3\n"), None);
         assert_eq!(runnable(stat), Some(3));
         assert_eq!(runnable("cpu 1\n"), None);
+        assert_eq!(reaped_ticks("42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 17 4 5 6 20"), Some(11));
         assert_eq!(process_ticks("42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 17 4 0 0 20"), Some(21));
         assert_eq!(schedstat("234815235 386215960 83\n"), Some((234_815_235, 386_215_960)));
         assert_eq!(schedstat("-\n"), None);

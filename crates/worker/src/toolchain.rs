@@ -128,6 +128,14 @@ pub struct Artefact {
     pub seconds: f64,
 }
 
+impl Artefact {
+    /// One that was built before, from its bytes.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        let id = blake3::hash(&bytes).to_hex().to_string();
+        Self { bytes, id, diagnostics: String::new(), seconds: 0.0 }
+    }
+}
+
 /// Why there is no toolchain.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
@@ -221,8 +229,8 @@ impl Toolchain {
         let link = Run { program, args: owned(LINK), folder: folder.path(), limits };
         diagnostics.push_str(&link.confined()?.diagnostics);
         let bytes = read_artefact(&folder.path().join("kernel.so"))?;
-        let id = blake3::hash(&bytes).to_hex().to_string();
-        Ok(Artefact { bytes, id, diagnostics, seconds: start.elapsed().as_secs_f64() })
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Artefact { diagnostics, seconds, ..Artefact::from_bytes(bytes) })
     }
 }
 

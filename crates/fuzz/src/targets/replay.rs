@@ -7,11 +7,12 @@ use autokernel_core::contract::{Contract, Limits};
 use autokernel_core::dtype::Dtype;
 use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::Verdict;
-use autokernel_judge::Record;
 use autokernel_judge::decide::{decide, next_pairs};
 use autokernel_judge::evidence::{EVIDENCE_SCHEMA, Evidence, Facts, Preliminary, Process, Round};
 use autokernel_judge::metrics::Metrics;
 use autokernel_judge::round::Protocol;
+use autokernel_judge::secret::Seed;
+use autokernel_judge::{Life, Record};
 use serde_json::{Value, json};
 
 use super::{Target, mutated, rule};
@@ -54,7 +55,9 @@ fn evidence(pairs: usize, speedup: f64) -> Result<Evidence> {
         contestant: name.into(),
         us: vec![us, us * 1.001, us * 0.999],
         checked,
+        digests: vec!["00".repeat(32); checked],
     };
+    let seed: Seed = "00".repeat(32).parse()?;
     let round = |i: usize| Round {
         processes: vec![
             process("eager", 100.0 + (i % 3) as f64 / 10.0, 0),
@@ -62,14 +65,13 @@ fn evidence(pairs: usize, speedup: f64) -> Result<Evidence> {
         ],
         started: vec![1, 0],
         turns: vec![vec![0, 1]; 3],
-        sets: vec![2, 0],
-        calls: 50,
+        life: Life::of_region(seed, 6, 2, 3, true).with_calls(50, 6),
         contention: None,
     };
     Ok(Evidence {
         schema: EVIDENCE_SCHEMA.into(),
         facts: Facts { subject: "0123".into(), environment: BTreeMap::new(), ..Facts::default() },
-        seed: "00".repeat(32).parse()?,
+        seed,
         protocol: Protocol::default(),
         schedule: Schedule::confirm(),
         contract: Contract { limits: vec![Limits::for_dtype(Dtype::F32, 1)], deterministic: true },

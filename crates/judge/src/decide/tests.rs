@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::evidence::{Facts, Failure, Preliminary, Process};
+use crate::life::Life;
 use crate::lock::Contention;
 use crate::metrics::Metrics;
 use crate::round::Protocol;
@@ -16,13 +17,13 @@ fn round(baseline_us: f64, candidate_us: f64) -> Round {
         contestant: name.into(),
         us: vec![us, us * 1.001, us * 0.999],
         checked,
+        digests: vec!["00".repeat(32); checked],
     };
     Round {
         processes: vec![process("eager", baseline_us, 0), process("ours", candidate_us, 3)],
         started: vec![1, 0],
         turns: vec![vec![0, 1]; 3],
-        sets: vec![2, 0],
-        calls: 50,
+        life: Life::of_region("00".repeat(32).parse().unwrap(), 6, 2, 3, true).with_calls(50, 6),
         contention: Some(Contention { others: 0.01, ..Contention::CALM }),
     }
 }
@@ -60,7 +61,10 @@ pub(crate) fn any_evidence() -> impl Strategy<Value = Evidence> {
             let (baseline, candidate) = times.into_iter().unzip();
             let mut round = round(1.0, 1.0);
             (round.processes[0].us, round.processes[1].us) = (baseline, candidate);
-            round.processes[1].checked = checked.max(usize::from(checked != 3));
+            // All batches, but for one in four.
+            let all = round.processes[1].us.len();
+            round.processes[1].checked = if checked == 3 { all - 1 } else { all };
+            round.processes[1].digests = vec!["00".repeat(32); round.processes[1].checked];
             round.contention = contention;
             round
         },
@@ -138,6 +142,10 @@ fn unchecked_or_malformed_rounds_decide_nothing() {
     let mut unchecked = evidence(10, 1.2);
     unchecked.rounds[3].processes[1].checked = 0;
     assert!(matches!(decide(&unchecked), Err(EvidenceError::Unchecked(3))));
+    let mut once = evidence(10, 1.2);
+    once.rounds[2].processes[1].checked = 1;
+    once.rounds[2].processes[1].digests.truncate(1);
+    assert!(matches!(decide(&once), Err(EvidenceError::Unchecked(2))), "every timed batch of a kernel");
     let mut swapped = evidence(10, 1.2);
     swapped.rounds[0].processes.swap(0, 1);
     assert!(matches!(decide(&swapped), Err(EvidenceError::Round { round: 0, .. })));

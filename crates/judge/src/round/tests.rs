@@ -1,6 +1,7 @@
 //! The protocol over simulated processes, honest and not.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -11,11 +12,16 @@ use super::*;
 use crate::decide::decide;
 use crate::evidence::{Evidence, Facts};
 use crate::patience::Patience;
+use crate::source::Source as _;
+use crate::timed::fits;
 use crate::truth::{RawSet, TensorFile};
 use crate::verdict::{compare, race};
 
 const SHAPE: [u64; 2] = [64, 64];
 const SETS: usize = 6;
+
+/// Seed of the draw that is the first set of the truth.
+const FIRST: u64 = 100;
 
 /// How a simulated contestant behaves.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +57,10 @@ struct FakeChild {
     world: World,
     kind: Kind,
     us: f64,
-    staged: Vec<usize>,
+    /// Seed of the draw in each slot.
+    staged: Vec<u64>,
+    /// Of all draws so far, to see that none comes twice.
+    drawn: HashSet<u64>,
     batches: usize,
     frozen: Cell<bool>,
     memory: RefCell<Vec<Vec<u8>>>,
@@ -66,6 +75,7 @@ impl Zygote for FakeZygote {
             kind: self.kind,
             us: self.us,
             staged: vec![],
+            drawn: HashSet::new(),
             batches: 0,
             frozen: Cell::new(false),
             memory: RefCell::new(vec![]),
@@ -83,8 +93,11 @@ impl Drop for FakeChild {
 }
 
 impl FakeChild {
-    fn output(&self, set: usize) -> Vec<u8> {
-        let mut bytes = self.world.outputs[set].clone();
+    fn output(&self, seed: u64) -> Vec<u8> {
+        let mut bytes = match seed.checked_sub(FIRST).map(|set| set as usize) {
+            Some(set) if set < SETS => self.world.outputs[set].clone(),
+            _ => (0..SHAPE[0] * SHAPE[1]).flat_map(|i| ((seed ^ i) as f32).to_le_bytes()).collect(),
+        };
         match self.kind {
             Kind::Zeros => bytes.fill(0),
             Kind::LaterZeros if self.batches > 4 => bytes.fill(0),
@@ -96,13 +109,26 @@ impl FakeChild {
 }
 
 impl Child for FakeChild {
-    fn stage(&mut self, body: Value, _: Duration) -> Result<(), PeerError> {
-        self.staged = body["draws"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|seed| seed.as_u64().unwrap() as usize - 100)
-            .collect();
+    fn stage(&mut self, body: Value, _: Duration) -> Result<Staged, PeerError> {
+        self.staged = body["draws"].as_array().unwrap().iter().map(|seed| seed.as_u64().unwrap()).collect();
+        Ok(Staged { bytes: 1 << 10, seconds: 1e-6 })
+    }
+
+    fn refresh(
+        &mut self,
+        body: Value,
+        content: Option<BorrowedFd<'_>>,
+        _: Duration,
+    ) -> Result<(), PeerError> {
+        assert!(!self.frozen.get(), "a frozen child can't answer");
+        assert!(content.is_none(), "a model draws its inputs itself");
+        let list = |name: &str| body[name].as_array().unwrap().clone();
+        for ((slot, seed), plain) in list("slots").iter().zip(list("seeds")).zip(list("plain")) {
+            let seed = seed.as_u64().unwrap();
+            assert_eq!(plain.as_bool().unwrap(), (FIRST..FIRST + SETS as u64).contains(&seed));
+            assert!(self.drawn.insert(seed), "no draw comes twice in a life");
+            self.staged[slot.as_u64().unwrap() as usize] = seed;
+        }
         Ok(())
     }
 
@@ -217,7 +243,7 @@ fn contestant(world: &World, name: &str, kind: Kind, us: f64, checked: bool) -> 
 }
 
 fn contest(truth: &Truth) -> Contest<'_> {
-    let seeds = (0..SETS as u64).map(|set| 100 + set).collect();
+    let seeds = (0..SETS as u64).map(|set| FIRST + set).collect();
     Contest {
         truth,
         staging: Staging::Draws(seeds),
@@ -262,7 +288,8 @@ fn the_best_baseline_is_the_one_to_beat() {
             evidence.rounds.len() >= 6 && evidence.rounds.iter().all(|round| round.processes[1].checked >= 2)
         );
         assert!(
-            evidence.rounds.windows(2).all(|w| w[0].calls <= w[1].calls) && evidence.rounds[0].calls >= 10
+            evidence.rounds.windows(2).all(|w| w[0].life.calls <= w[1].life.calls)
+                && evidence.rounds[0].life.calls >= 10
         );
         let stored: Evidence = serde_json::from_str(&serde_json::to_string(&evidence).unwrap()).unwrap();
         assert_eq!(decide(&stored).unwrap(), decided);

@@ -199,7 +199,18 @@ impl Peer {
         self.exchange(op, body, None, timeout).map(|(value, _)| value)
     }
 
-    /// The same with the time from just before the write to just after the reply is complete.
+    /// The same with a descriptor, of which the child gets a copy.
+    pub fn request_with(
+        &mut self,
+        op: &str,
+        body: Value,
+        descriptor: BorrowedFd<'_>,
+        timeout: Duration,
+    ) -> Result<Value, PeerError> {
+        self.exchange(op, body, Some(descriptor), timeout).map(|(value, _)| value)
+    }
+
+    /// [`Self::request`] with the time from just before the write to just after the reply is complete.
     pub fn request_timed(
         &mut self,
         op: &str,
