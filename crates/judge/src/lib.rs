@@ -7,6 +7,7 @@
 //!
 //! Every comparison is made here, from copied bytes, while the candidate's process stands still.
 
+mod child;
 mod content;
 pub mod controls;
 pub mod correctness;

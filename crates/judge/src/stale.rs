@@ -159,7 +159,7 @@ impl<'a> Battery<'a> {
 
     /// Puts a set's inputs in a place.
     fn write(&self, place: usize, set: usize) -> Result<(), JudgeError> {
-        let files = self.task.truth.sets()[set].inputs.iter().zip(&self.task.region.inputs).enumerate();
+        let files = self.task.truth.all()[set].inputs.iter().zip(&self.task.region.inputs).enumerate();
         for (index, (tensor, input)) in files {
             let bytes = input.meta.extent() * input.meta.dtype.size();
             copy_in(&self.inputs, self.buffer(place, index), &tensor.file, bytes)?;

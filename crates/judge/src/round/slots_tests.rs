@@ -1,10 +1,14 @@
 //! A region's verdict over simulated processes that keep results of earlier calls in every way there is.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use autokernel_core::contract::{Contract, Limits};
+use autokernel_core::dtype::Dtype;
+use autokernel_core::graph::TensorMeta;
 use autokernel_core::graph::{Arg, Value as NodeValue};
 use autokernel_core::region::{Operand, REGION_SCHEMA, RegionId, RegionInput, RegionNode};
 use autokernel_core::verdict::Verdict;

@@ -2,10 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::rc::Rc;
 
 use autokernel_core::contract::{Contract, Limits};
+use autokernel_core::dtype::Dtype;
+use autokernel_core::graph::TensorMeta;
 use autokernel_core::verdict::Verdict;
 
 use super::*;
