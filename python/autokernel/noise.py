@@ -146,9 +146,13 @@ def _one_chain(terms: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 
 def moved(value: torch.Tensor, unit: float, generator: torch.Generator) -> torch.Tensor:
-    """The values, each by up to some ``unit`` of itself larger or smaller; zeros and signs stay."""
+    """The values, each by up to some ``unit`` of itself larger or smaller; zeros, signs and layout stay."""
     factor = torch.rand(value.shape, generator=generator).sub_(0.5).double().mul_(2 * _WIDTH * unit).add_(1)
-    return factor.mul_(value)
+    result = factor.mul_(value)
+    if result.stride() == value.stride():
+        return result
+    # A region may view its input as another shape, which only some layouts allow.
+    return torch.empty_like(value, dtype=torch.float64).copy_(result)
 
 
 def input_unit(dtype: torch.dtype) -> float:

@@ -76,6 +76,16 @@ impl Schedule {
         ])
     }
 
+    /// [`Self::confirm`] without the last look: for a search, to which `same` is worth no more than
+    /// `ambiguous` and a minute of measuring is.
+    pub fn search() -> Self {
+        Self(vec![
+            Look { pairs: 6, alpha: 0.005 },
+            Look { pairs: REPORTED_PAIRS, alpha: 0.015 },
+            Look { pairs: 16, alpha: 0.03 },
+        ])
+    }
+
     /// The looks, in order.
     pub fn looks(&self) -> &[Look] {
         &self.0

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::Interval;
 use autokernel_worker::toolchain::Artefact;
 use serde::Serialize;
@@ -116,7 +117,7 @@ impl Bench<'_> {
             let artefact = Artefact::from_bytes(fs_err::read(self.package.join(&kernel.artefact))?);
             let fresh = fresh_runner(self.tools, artefact, kernel.plan.clone(), kernel.guards.threads);
             let entrant = Entrant { package: self.package, kernel: &fresh, checked: None };
-            let terms = Terms { family: 1, observer };
+            let terms = Terms { schedule: Schedule::confirm(), family: 1, observer };
             let tried = compare_packaged(self.tools, &judged, &baselines, entrant, &places, terms)?;
             let measured = tried.decided.verdict.speedup().unwrap_or(NOTHING);
             let what = format!("region {id} over {}", tried.evidence.baseline);

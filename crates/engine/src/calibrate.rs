@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use autokernel_core::kernel_file::{KernelFile, Params};
+use autokernel_core::stats::Schedule;
 use autokernel_core::stats::median;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
@@ -283,7 +284,7 @@ impl<'a> Ground<'a> {
         let screened = self.screen(&self.file, BASE)?;
         let winner = winner_of(&self.task.region, &self.file, &params(BASE), &screened, self.tools.threads);
         let places = Places { task: &self.folder, scratch: self.scratch };
-        let terms = Terms { family: 1, observer };
+        let terms = Terms { schedule: Schedule::confirm(), family: 1, observer };
         let (_, seconds) = timed(|| {
             verdict(self.tools, &self.judged, &baselines, &winner, &screened.checked, &places, terms)
         })?;
@@ -373,7 +374,14 @@ impl Sides<'_> {
         let start = Instant::now();
         let mut say = |_: &str| {};
         let mut patience = Patience::new(patience, &mut say);
-        let evidence = compare(&contest, &mut baselines, &mut candidate, 1, facts, &mut patience)?;
+        let evidence = compare(
+            &contest,
+            &mut baselines,
+            &mut candidate,
+            (Schedule::confirm(), 1),
+            facts,
+            &mut patience,
+        )?;
         let record = Record::new(evidence)?;
         Ok(Comparison::of(&record, start.elapsed()))
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use autokernel_core::kernel_file::{KernelFile, KernelFileError, Params};
 use autokernel_core::plan::check_region;
+use autokernel_core::stats::Schedule;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_judge::{Judge, JudgedTask, ScreenOutcome, Screened};
@@ -135,7 +136,7 @@ impl Sitting<'_> {
         let missing = baselines.prepare(self.tools, &self.task, self.scratch, observer);
         let winner = winner_of(&self.task.region, file, params, checked, self.tools.threads);
         let places = Places { task: &self.folder, scratch: self.scratch };
-        let terms = Terms { family: 1, observer };
+        let terms = Terms { schedule: Schedule::confirm(), family: 1, observer };
         let tried = verdict(self.tools, &self.judged, baselines, &winner, &checked.checked, &places, terms)?;
         Ok((tried, missing))
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use autokernel_agent::{Answer, Attempt, Desk, DeskError, Proof, playbook};
 use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::plan::check_region;
+use autokernel_core::stats::Schedule;
 use autokernel_core::task::Task;
 use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_judge::{Judge, JudgedTask};
@@ -162,7 +163,7 @@ impl DeskSession {
         let missing = baselines.prepare(tools, task, scratch.path(), observer);
         let winner = winner_of(&task.region, &file, &params, &screened, tools.threads);
         let places = Places { task: folder.path(), scratch: scratch.path() };
-        let terms = Terms { family: 1, observer };
+        let terms = Terms { schedule: Schedule::search(), family: 1, observer };
         let tried = verdict(tools, judged, baselines, &winner, &screened.checked, &places, terms)?;
         let (body, evidence) = (serde_json::to_value(&tried.decided.verdict)?, serde_json::to_value(&tried)?);
         store.record_verdict(candidate, &body, &evidence)?;

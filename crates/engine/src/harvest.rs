@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use autokernel_core::kernel_file::{KernelFile, Params};
-use autokernel_core::stats::median;
+use autokernel_core::stats::{Schedule, median};
 use autokernel_core::task::Task;
 use autokernel_core::verdict::Verdict;
 use autokernel_judge::{Decided, Evidence, Judge, JudgedTask, ScreenOutcome};
@@ -23,6 +23,9 @@ use crate::trial::{Baselines, Places, Terms, Tried, judge, rebuild, stage, verdi
 
 /// A region at which less than this share of the model's time can be won is left alone.
 const LEAST_SHARE: f64 = 0.004;
+
+/// When less than this share of the model's time can be won in all regions that wait, the search ends.
+const ENOUGH: f64 = 0.02;
 
 /// Shortest time given to one region, so that a late one still gets a fair look.
 const LEAST_SLICE: Duration = Duration::from_secs(20);
@@ -109,6 +112,11 @@ impl Field<'_> {
             } else if share < LEAST_SHARE {
                 let reason =
                     format!("less than {:.1} % of the model's time can be won here", LEAST_SHARE * 100.0);
+                harvest.regions.push(untried(task, &reason));
+            } else if waiting < ENOUGH {
+                harvest.stopped = "reach";
+                let reason =
+                    format!("less than {:.0} % of the model's time is left to be won", ENOUGH * 100.0);
                 harvest.regions.push(untried(task, &reason));
             } else if Instant::now() >= end {
                 harvest.stopped = "budget";
@@ -270,7 +278,7 @@ impl Field<'_> {
         harvest.counts.judged += 1;
         let winner = winner_of(&task.region, &file, &params, &screened, self.tools.threads);
         let places = Places { task: bench.folder, scratch: self.scratch };
-        let terms = Terms { family, observer: &mut *observer };
+        let terms = Terms { schedule: Schedule::search(), family, observer: &mut *observer };
         let tried =
             verdict(self.tools, bench.judged, bench.baselines, &winner, &screened.checked, &places, terms)?;
         let verdict = &tried.decided.verdict;
@@ -358,14 +366,10 @@ pub(crate) fn adopt(
     Ok(store.set_outcome(run, &task.region.id.0, &serde_json::to_value(&outcome)?)?)
 }
 
-/// Whether the finalists behind one with this verdict have nothing to win.
+/// Whether the finalists behind one with this verdict have nothing to win. Screens of finalists differ by
+/// a few percent: what was too close to the baseline to be decided, after most of a minute, will be again.
 fn ends_the_line(decided: &Decided) -> bool {
-    match decided.verdict {
-        Verdict::Rejected { .. } => false,
-        // Where the machine is the reason it would be the same for the next one.
-        Verdict::Ambiguous { .. } => decided.unfit,
-        Verdict::Faster { .. } | Verdict::Same { .. } | Verdict::Slower { .. } => true,
-    }
+    !matches!(decided.verdict, Verdict::Rejected { .. })
 }
 
 /// The report that speaks for a region whose finalists all failed: on the first that was not

@@ -6,6 +6,7 @@ use std::time::Duration;
 use autokernel_core::kernel_file::{KernelFile, Params};
 use autokernel_core::plan::{Plan, plan};
 use autokernel_core::region::Region;
+use autokernel_core::stats::Schedule;
 use autokernel_core::task::{CopyRate, Task};
 use autokernel_judge::{
     Checked, Contest, Contestant, Controls, Examination, Facts, FreshRunner, Judge, JudgeError, JudgedTask,
@@ -231,6 +232,8 @@ pub(crate) type Tried = Record;
 
 /// On which terms a candidate is compared.
 pub(crate) struct Terms<'a> {
+    /// When the pairs are looked at.
+    pub(crate) schedule: Schedule,
     /// Candidates in line for its place, itself included.
     pub(crate) family: usize,
     /// Is told when the machine is too busy to measure.
@@ -301,10 +304,11 @@ pub(crate) fn compare_packaged(
     let environment = environment(tools);
     let artefacts = vec![kernel.artefact.id.clone()];
     let facts = Facts { subject: judged.region.id.0.clone(), artefacts, environment, checked };
-    let Terms { family, observer } = terms;
+    let Terms { schedule, family, observer } = terms;
     let mut say = |what: &str| observer.observe(&Event::Note { what: what.to_owned() });
     let mut patience = Patience::new(PATIENCE, &mut say);
-    let evidence = compare(&contest, &mut opponents, &mut candidate, family, facts, &mut patience)?;
+    let evidence =
+        compare(&contest, &mut opponents, &mut candidate, (schedule, family), facts, &mut patience)?;
     Ok(Record::new(evidence)?)
 }
 

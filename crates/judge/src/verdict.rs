@@ -23,7 +23,7 @@ pub fn compare(
     contest: &Contest<'_>,
     baselines: &mut [Contestant],
     candidate: &mut Contestant,
-    family: usize,
+    (schedule, family): (Schedule, usize),
     facts: Facts,
     patience: &mut Patience<'_>,
 ) -> Result<Evidence, JudgeError> {
@@ -36,7 +36,7 @@ pub fn compare(
         facts,
         seed,
         protocol: contest.protocol,
-        schedule: Schedule::confirm(),
+        schedule,
         contract: contest.truth.contract().clone(),
         baselines: preliminary,
         baseline: baseline.name.clone(),

@@ -11,6 +11,7 @@ use autokernel_core::dtype::Dtype;
 use autokernel_core::graph::TensorMeta;
 use autokernel_core::graph::{Arg, Value as NodeValue};
 use autokernel_core::region::{Operand, REGION_SCHEMA, RegionId, RegionInput, RegionNode};
+use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::Verdict;
 use autokernel_worker::memory::Arena;
 use autokernel_worker::runner::{Call, RunnerError};
@@ -359,7 +360,14 @@ fn judge(kind: Kind, alone: Alone, batch_ms: f64) -> Result<Evidence, JudgeError
     let mut candidate = contestant("ours", kind, 50.0);
     let mut say = |_: &str| {};
     let mut patience = Patience::new(Duration::ZERO, &mut say);
-    compare(&contest, &mut baselines, &mut candidate, 1, Facts::default(), &mut patience)
+    compare(
+        &contest,
+        &mut baselines,
+        &mut candidate,
+        (Schedule::confirm(), 1),
+        Facts::default(),
+        &mut patience,
+    )
 }
 
 fn verdict(kind: Kind, batch_ms: f64) -> Verdict {

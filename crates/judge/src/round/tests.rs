@@ -10,6 +10,7 @@ use std::rc::Rc;
 use autokernel_core::contract::{Contract, Limits};
 use autokernel_core::dtype::Dtype;
 use autokernel_core::graph::TensorMeta;
+use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::Verdict;
 
 use super::*;
@@ -267,8 +268,15 @@ fn judge(kind: Kind, us: f64, deterministic: bool) -> Evidence {
     let facts = Facts { subject: "model".into(), ..Facts::default() };
     let mut say = |_: &str| {};
     let mut patience = Patience::new(Duration::ZERO, &mut say);
-    let evidence =
-        compare(&contest(&truth), &mut baselines, &mut candidate, 1, facts, &mut patience).unwrap();
+    let evidence = compare(
+        &contest(&truth),
+        &mut baselines,
+        &mut candidate,
+        (Schedule::confirm(), 1),
+        facts,
+        &mut patience,
+    )
+    .unwrap();
     assert_eq!(world.awake.get(), 0, "no child is left behind");
     evidence
 }

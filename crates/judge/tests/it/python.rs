@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use autokernel_core::contract::{Contract, Limits};
 use autokernel_core::dtype::Dtype;
+use autokernel_core::stats::Schedule;
 use autokernel_core::verdict::{Stage, Verdict};
 use autokernel_judge::evidence::Facts;
 use autokernel_judge::round::{Contest, Contestant, Protocol, Staging};
@@ -59,7 +60,9 @@ pub(crate) fn a_model_is_compared_with_its_stand_ins() {
     let mut say = |_: &str| {};
     let mut patience = Patience::new(Duration::from_secs(2), &mut say);
     let facts = Facts::default;
-    let evidence = compare(&contest, &mut baselines, &mut fast, 1, facts(), &mut patience).unwrap();
+    let evidence =
+        compare(&contest, &mut baselines, &mut fast, (Schedule::confirm(), 1), facts(), &mut patience)
+            .unwrap();
     let decided = decide(&evidence).unwrap();
     // Beside other tests the machine may be unfit; then the judge must say so, and nothing false.
     let faster = matches!(decided.verdict, Verdict::Faster { .. });
@@ -69,7 +72,9 @@ pub(crate) fn a_model_is_compared_with_its_stand_ins() {
     assert_eq!(Record::parse(record.print().as_bytes()).unwrap().replay().unwrap(), decided);
 
     let mut wrong = contestant(&interpreter, dir.path(), "wrong", "return torch.exp(x) * 0.50001", true);
-    let evidence = compare(&contest, &mut baselines, &mut wrong, 1, facts(), &mut patience).unwrap();
+    let evidence =
+        compare(&contest, &mut baselines, &mut wrong, (Schedule::confirm(), 1), facts(), &mut patience)
+            .unwrap();
     let verdict = decide(&evidence).unwrap().verdict;
     assert!(matches!(verdict, Verdict::Rejected { stage: Stage::Timed, .. }), "{verdict:?}");
 
