@@ -53,8 +53,9 @@ _EXACT = frozenset(
     "bernoulli new_empty new_zeros new_ones zeros_like ones_like full_like empty_like lift_fresh_copy".split()
 )
 
-# Several roundings under one name, the first of which may move a whole row.
-_COMPOSED = frozenset("native_layer_norm _softmax _log_softmax native_group_norm _fused_rms_norm".split())
+# Several roundings under one name, the first of which may move a whole row, or be all that is left: far below
+# zero GELU is what one step of 1 + tanh or 1 + erf makes of it, and in fp64 nothing at all.
+_COMPOSED = frozenset("native_layer_norm _softmax _log_softmax native_group_norm _fused_rms_norm gelu".split())
 
 
 class Noise(TorchDispatchMode):
