@@ -114,7 +114,9 @@ impl Field<'_> {
                     format!("less than {:.1} % of the model's time can be won here", LEAST_SHARE * 100.0);
                 harvest.regions.push(untried(task, &reason));
             } else if waiting < ENOUGH {
-                harvest.stopped = "reach";
+                if harvest.stopped == "plateau" {
+                    harvest.stopped = "reach";
+                }
                 let reason =
                     format!("less than {:.0} % of the model's time is left to be won", ENOUGH * 100.0);
                 harvest.regions.push(untried(task, &reason));
@@ -493,14 +495,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_finalist_gets_its_turn_when_one_is_rejected_or_left_open() {
+    fn the_next_finalist_gets_its_turn_when_one_is_rejected() {
         let speedup = Interval { value: 1.0, low: 0.9, high: 1.1 };
         let ends = |verdict, unfit| {
             ends_the_line(&Decided { verdict, pairs: 10, reportable: true, noise: 0.0, unfit, reason: None })
         };
         assert!(!ends(Verdict::Rejected { stage: Stage::Timed, reason: String::new() }, false));
-        assert!(!ends(Verdict::Ambiguous { speedup }, false));
-        assert!(ends(Verdict::Ambiguous { speedup }, true), "the machine is the reason");
+        assert!(ends(Verdict::Ambiguous { speedup }, false) && ends(Verdict::Ambiguous { speedup }, true));
         for verdict in [Verdict::Same { speedup }, Verdict::Slower { speedup }, Verdict::Faster { speedup }] {
             assert!(ends(verdict, false));
         }

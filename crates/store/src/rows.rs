@@ -229,13 +229,16 @@ impl Store {
             .collect()
     }
 
-    /// One task by the hash of its region, an unambiguous beginning of it, or its rank.
+    /// One task by its rank, by the hash of its region, or by an unambiguous beginning of that. A short
+    /// number is a rank: it is what `tasks` lists first, and too short to mean a hash.
     pub fn task(&self, run: &str, wanted: &str) -> Result<TaskRow, StoreError> {
         let tasks = self.tasks(run)?;
+        let rank = wanted.parse::<usize>().ok().filter(|_| wanted.len() < 4);
         let by_hash: Vec<&TaskRow> = tasks.iter().filter(|task| task.region.starts_with(wanted)).collect();
-        let found = match by_hash.as_slice() {
-            [one] => Some(*one),
-            _ => wanted.parse::<usize>().ok().filter(|_| wanted.len() < 4).and_then(|rank| tasks.get(rank)),
+        let found = match (rank.and_then(|rank| tasks.get(rank)), by_hash.as_slice()) {
+            (Some(task), _) => Some(task),
+            (None, [one]) => Some(*one),
+            (None, _) => None,
         };
         found.cloned().ok_or_else(|| StoreError::NoRegion {
             run: run.to_owned(),

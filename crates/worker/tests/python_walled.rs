@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's way to fail and to tell")]
 #![cfg(target_arch = "x86_64")]
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -173,16 +174,18 @@ fn zygote(interpreter: &Interpreter, folder: &Path, region: &Value) -> Peer {
     peer
 }
 
-fn inputs(folder: &Path, mode: f32) -> Value {
-    let mut files = vec![];
-    for (name, shape, stride) in [("x", vec![48, 96], vec![96, 1]), ("w", vec![96], vec![1])] {
-        let file = folder.join(name);
-        let count: usize = shape.iter().product();
-        let fill = if name == "w" { mode } else { 0.0 };
-        std::fs::write(&file, fill.to_ne_bytes().repeat(count)).unwrap();
-        files.push(json!({"file": file, "dtype": "f32", "shape": shape, "stride": stride}));
-    }
-    json!({ "sets": [{ "inputs": files }] })
+/// Gives a child one slot, with zeros for `x` and `mode` for every element of `w`.
+fn stage(child: &mut Peer, folder: &Path, mode: f32) {
+    let meta = |shape: &[usize], stride: &[usize]| json!({"dtype": "f32", "shape": shape, "stride": stride});
+    let inputs = [meta(&[48, 96], &[96, 1]), meta(&[96], &[1])];
+    let inputs: Vec<Value> = inputs.iter().map(|meta| json!({"meta": meta, "constant": false})).collect();
+    child.request("stage", json!({"inputs": inputs, "groups": 1, "slots": 1}), LIMIT).unwrap();
+    let (x, w) = (0_f32.to_ne_bytes().repeat(48 * 96), mode.to_ne_bytes().repeat(96));
+    let file = folder.join("content");
+    std::fs::write(&file, [x.as_slice(), w.as_slice()].concat()).unwrap();
+    let content = std::fs::File::open(&file).unwrap();
+    let body = json!({"slots": [0], "offsets": [[0, x.len()]]});
+    child.request_with("refresh", body, content.as_fd(), LIMIT).unwrap();
 }
 
 #[test]
@@ -197,7 +200,7 @@ fn raw_system_calls_get_nowhere_in_a_forked_child() {
     let mut zygote = zygote(&interpreter, folder.path(), &region);
 
     let mut child = zygote.fork().unwrap();
-    child.request("stage", inputs(folder.path(), 0.0), LIMIT).unwrap();
+    stage(&mut child, folder.path(), 0.0);
     // Without the wall the candidate does not run.
     let early = child.request("batch", json!({"calls": [0]}), LIMIT);
     assert!(matches!(&early, Err(PeerError::Remote { kind, .. }) if kind == "not_confined"), "{early:?}");
@@ -240,7 +243,7 @@ fn raw_system_calls_get_nowhere_in_a_forked_child() {
         (5.0, "exit code 9"),
     ] {
         let mut child = zygote.fork().unwrap();
-        child.request("stage", inputs(folder.path(), mode), LIMIT).unwrap();
+        stage(&mut child, folder.path(), mode);
         child.confine(LIMIT).unwrap();
         let error = child.request("batch", json!({"calls": [0], "addresses": false}), LIMIT).unwrap_err();
         assert!(matches!(error, PeerError::Died { .. }), "{mode}: {error:?}");
@@ -249,7 +252,7 @@ fn raw_system_calls_get_nowhere_in_a_forked_child() {
 
     // More threads than it was given are seen once it stands still.
     let mut child = zygote.fork().unwrap();
-    child.request("stage", inputs(folder.path(), 4.0), LIMIT).unwrap();
+    stage(&mut child, folder.path(), 4.0);
     child.confine(LIMIT).unwrap();
     child.freeze().unwrap();
     child.thaw().unwrap();
